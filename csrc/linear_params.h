@@ -1,0 +1,46 @@
+// The host contract of the kernel library: one params struct, one status enum, plain C.
+// Kernels on every device take the same struct; ctypes mirrors it in kernels/library.py, and a
+// test compares sizes and offsets. Dtype numbers are those of qlinear.v1.DType.
+#pragma once
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum ql_status {
+  QL_OK = 0,
+  QL_BAD_SHAPE = 1,       // m, n or k negative, or a row stride shorter than a row
+  QL_BAD_BITS = 2,        // bits is neither 4 nor 8
+  QL_BAD_GROUP_SIZE = 3,  // group_size is none of -1, 32, 64, 128
+  QL_BAD_DTYPE = 4,       // a dtype is none of ql_dtype
+  QL_NULL_POINTER = 5,    // x, qweight, scales or y is null
+  QL_OUT_OF_MEMORY = 6,   // a scratch buffer could not be allocated
+} ql_status;
+
+typedef enum ql_dtype { QL_F16 = 1, QL_BF16 = 2, QL_F32 = 3 } ql_dtype;
+
+// y[m, n] = x[m, k] * W^T + bias, W[n, k] = scale[k / group_size, n] * (code[k, n] - zero).
+// Rows of x and y are contiguous in their last dimension; strides are in elements.
+typedef struct ql_linear_params {
+  const void* x;         // [m, k] of x_dtype
+  const void* qweight;   // layout.h, padded
+  const void* scales;    // layout.h, of scale_dtype
+  const uint8_t* zeros;  // layout.h, or null: 2^(bits - 1) everywhere
+  const void* bias;      // [n] of bias_dtype, or null
+  void* y;               // [m, n] of y_dtype
+  int64_t m, n, k;       // logical sizes
+  int64_t x_row_stride, y_row_stride;
+  int64_t group_size;     // -1, 32, 64, 128
+  int32_t bits;           // 4 or 8
+  int32_t x_dtype;        // ql_dtype
+  int32_t compute_dtype;  // ql_dtype: what float32 x is rounded to first; QL_F32 rounds nothing
+  int32_t scale_dtype, bias_dtype, y_dtype;
+  int32_t threads;   // at most so many threads; 1 or more
+  int32_t reserved;  // 0
+} ql_linear_params;
+
+#ifdef __cplusplus
+}
+#endif

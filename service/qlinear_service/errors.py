@@ -1,0 +1,121 @@
+"""Every error that this service raises on purpose.
+
+    QlinearError
+    ├── ConfigError            a flag, variable or file key that cannot be used
+    ├── BuildError             the kernel library cannot be built or loaded
+    ├── CheckpointError        a model file that cannot be read as what it claims to be
+    ├── SelfTestError          a kernel disagrees with the reference at start
+    └── RequestError           one call fails; the server and all other calls go on
+        ├── InvalidRequest     shape, dtype, byte count or field that breaks the contract
+        ├── UnknownLayer       no loaded layer has that name
+        ├── TooLarge           over a published limit; sending it again will not help
+        ├── Overloaded         no room now; sending it again later will help
+        ├── DeadlineExceeded   its deadline passed before it ran
+        ├── Cancelled          its caller took it back before it ran
+        ├── Unavailable        starting, draining or without an engine
+        └── EngineFailure      the computation failed; the text carries only an id that is in the log
+
+Texts are written for the caller: what was given, what is expected, how to fix it.
+`interceptors.py` holds the one table from these classes to gRPC status codes.
+"""
+
+from pathlib import Path
+
+__all__ = [
+    "BuildError",
+    "Cancelled",
+    "CheckpointError",
+    "ConfigError",
+    "DeadlineExceeded",
+    "EngineFailure",
+    "InvalidRequest",
+    "Overloaded",
+    "QlinearError",
+    "RequestError",
+    "SelfTestError",
+    "TooLarge",
+    "Unavailable",
+    "UnknownLayer",
+]
+
+
+class QlinearError(Exception):
+    """Base of every error raised on purpose."""
+
+
+class ConfigError(QlinearError):
+    """A flag, environment variable or configuration key that cannot be used."""
+
+
+class BuildError(QlinearError):
+    """The kernel library cannot be built or loaded; the text names the missing tool."""
+
+
+class SelfTestError(QlinearError):
+    """A kernel's answer differs from the reference at start; serving would be wrong."""
+
+
+class CheckpointError(QlinearError):
+    """A model file cannot be read as what it claims to be.
+
+    Args:
+        path: the file or folder at fault.
+        problem: one sentence: what was found, what is expected, how to fix it.
+        tensor: the tensor or module at fault, where there is one.
+    """
+
+    def __init__(self, path: str | Path, problem: str, *, tensor: str | None = None) -> None:
+        self.path = str(path)
+        self.tensor = tensor
+        self.problem = problem
+        where = self.path if tensor is None else f"{self.path}: {tensor}"
+        super().__init__(f"{where}: {problem}")
+
+
+class RequestError(QlinearError):
+    """One call fails; nothing else is touched."""
+
+
+class InvalidRequest(RequestError):
+    """The call breaks the contract: shape, dtype, byte count, or a field."""
+
+
+class UnknownLayer(RequestError):
+    """No loaded layer has the name that was asked for."""
+
+
+class TooLarge(RequestError):
+    """The call is over a published limit; the same call will never pass."""
+
+
+class Overloaded(RequestError):
+    """There is no room now.
+
+    Args:
+        problem: one sentence.
+        retry_after_seconds: how long to wait before sending it again.
+    """
+
+    def __init__(self, problem: str, *, retry_after_seconds: float) -> None:
+        self.retry_after_seconds = retry_after_seconds
+        super().__init__(problem)
+
+
+class DeadlineExceeded(RequestError):
+    """The call's deadline passed before it ran; it was not computed."""
+
+
+class Cancelled(RequestError):
+    """The caller took the call back before it ran."""
+
+
+class Unavailable(RequestError):
+    """The server is starting, draining or has no engine; another server may answer."""
+
+
+class EngineFailure(RequestError):
+    """The computation failed; `incident` stands in the log beside the cause."""
+
+    def __init__(self, incident: str) -> None:
+        self.incident = incident
+        super().__init__(f"the computation failed; the server's log has the cause under {incident}")

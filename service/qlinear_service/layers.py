@@ -1,0 +1,185 @@
+"""What a linear layer is, in its two forms, and the table of loaded layers.
+
+`LogicalLayer` is what a checkpoint says (codes, scales, zero points in k and n order);
+`QuantizedLinear` is the same layer in the runtime layout that every kernel reads.
+Nothing here reads files or multiplies.
+"""
+
+import difflib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from qlinear_service.dtypes import DType
+from qlinear_service.errors import InvalidRequest, UnknownLayer
+from qlinear_service.kernels import layout
+
+__all__ = ["LayerRegistry", "LayerSpec", "LogicalLayer", "QuantizedLinear", "Source"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a layer came from: three different things, never one word."""
+
+    tool: str = ""
+    """The program that wrote the checkpoint, as far as the file says, e.g. "auto_gptq"."""
+    format: str = ""
+    """How the checkpoint packs codes, e.g. "gptq", "gptq_v2"."""
+    method: str = ""
+    """How the codes were chosen, e.g. "gptq", "rtn"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """Shape and format of one layer: w[n, k] = scale[k // group_size, n] * (code[k, n] - zero)."""
+
+    model: str
+    """Name of the model; contains no "/"."""
+    module: str
+    """Name of the module inside the model, e.g. "encoder.layer.0.output.dense"."""
+    n: int
+    """Output features."""
+    k: int
+    """Input features."""
+    bits: int
+    """Bits of one code: 4 or 8."""
+    group_size: int
+    """Input features that share a scale: 32, 64, 128, or -1 for the whole column."""
+    symmetric: bool
+    """True: the zero point is 2**(bits - 1) everywhere and none is stored."""
+    has_bias: bool
+    scale_dtype: DType
+    has_k_permutation: bool = False
+    """True: column i of the packed weight is input feature k_permutation[i] (act-order)."""
+    source: Source = field(default_factory=Source)
+
+    @property
+    def name(self) -> str:
+        """The full name, "<model>/<module>"."""
+        return f"{self.model}/{self.module}"
+
+    @property
+    def n_padded(self) -> int:
+        """n as stored: the next multiple of 64."""
+        return layout.round_up(self.n, layout.PAD_N)
+
+    @property
+    def k_padded(self) -> int:
+        """k as stored: the next multiple of 128."""
+        return layout.round_up(self.k, layout.PAD_K)
+
+    @property
+    def groups(self) -> int:
+        """Number of scale groups as stored, padding included."""
+        return layout.group_count(self.k_padded, self.group_size)
+
+    @property
+    def shape(self) -> str:
+        """The bounded label of metrics and tables, e.g. "k4096_n28672_b4_g128"."""
+        group = "col" if self.group_size == -1 else str(self.group_size)
+        return f"k{self.k}_n{self.n}_b{self.bits}_g{group}"
+
+    @property
+    def compute_dtype(self) -> DType:
+        """What float32 activations are rounded to: bfloat16 if the scales are, else float16."""
+        return DType.BF16 if self.scale_dtype is DType.BF16 else DType.F16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LogicalLayer:
+    """One layer as a checkpoint holds it, unpacked, in the model's own order.
+
+    With act-order, k is already sorted so that groups are contiguous and `k_permutation` says how.
+    """
+
+    spec: LayerSpec
+    codes: torch.Tensor
+    """uint8 [k, n], each in 0 .. 2**bits - 1."""
+    scales: torch.Tensor
+    """float16, bfloat16 or float32 [ceil(k / group_size), n]; [1, n] for group_size -1."""
+    zeros: torch.Tensor | None = None
+    """uint8, the shape of `scales`; None when symmetric."""
+    bias: torch.Tensor | None = None
+    """[n], float16, bfloat16 or float32."""
+    k_permutation: torch.Tensor | None = None
+    """int32 [k]: row i of `codes` is input feature k_permutation[i]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class QuantizedLinear:
+    """One layer in the runtime layout (see csrc/layout.h for every order)."""
+
+    spec: LayerSpec
+    qweight: torch.Tensor
+    """uint8 [n_padded / 16, k_padded / 64, tile bytes]."""
+    scales: torch.Tensor
+    """spec.scale_dtype [n_padded / 16, groups, 16]."""
+    zeros: torch.Tensor | None = None
+    """uint8, the shape of `scales`; None when symmetric."""
+    bias: torch.Tensor | None = None
+    """[n_padded], float16, bfloat16 or float32."""
+    k_permutation: torch.Tensor | None = None
+    """int32 [k]."""
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of all tensors as stored, padding included."""
+        tensors = (self.qweight, self.scales, self.zeros, self.bias, self.k_permutation)
+        return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+
+class LayerRegistry:
+    """The loaded layers by name. Filled at start, read by every request."""
+
+    def __init__(self, layers: Iterable[QuantizedLinear] = ()) -> None:
+        self._by_name: dict[str, QuantizedLinear] = {}
+        self._by_module: dict[str, list[str]] = {}
+        for layer in layers:
+            self.add(layer)
+
+    def add(self, layer: QuantizedLinear) -> None:
+        """Add one layer.
+
+        Raises:
+            ValueError: a layer of that full name is already there.
+        """
+        name = layer.spec.name
+        if name in self._by_name:
+            raise ValueError(f"layer {name!r} is loaded twice")
+        self._by_name[name] = layer
+        self._by_module.setdefault(layer.spec.module, []).append(name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __iter__(self) -> Iterator[QuantizedLinear]:
+        return iter(self._by_name.values())
+
+    @property
+    def models(self) -> list[str]:
+        """Names of the loaded models, sorted."""
+        return sorted({layer.spec.model for layer in self})
+
+    def resolve(self, name: str) -> QuantizedLinear:
+        """Return the layer called `name`: "<model>/<module>", or a module that one model has.
+
+        Raises:
+            InvalidRequest: several models have that module.
+            UnknownLayer: none has; the text lists near matches.
+        """
+        layer = self._by_name.get(name)
+        if layer is not None:
+            return layer
+        full_names = self._by_module.get(name, [])
+        if len(full_names) == 1:
+            return self._by_name[full_names[0]]
+        if full_names:
+            listed = ", ".join(sorted(full_names))
+            raise InvalidRequest(
+                f"layer {name!r} is in several models; ask for one of: {listed}"
+            )
+        shown = name if len(name) <= 200 else name[:200] + "..."
+        near = difflib.get_close_matches(name[:200], [*self._by_name, *self._by_module], n=3)
+        hint = f"near matches: {', '.join(near)}" if near else "ListLayers names all layers"
+        raise UnknownLayer(f"no layer is called {shown!r}; {hint}")
