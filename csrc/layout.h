@@ -43,10 +43,10 @@ namespace qlinear::layout {
 
 inline constexpr int kVersion = 0;
 
-inline constexpr int kTileN = 16;        // output features of a tile: rows of the mma operand
-inline constexpr int kTileK = 64;        // input features of a tile: four mma steps of 16
-inline constexpr int kPadN = 64;         // n is padded to this: one wgmma register operand
-inline constexpr int kPadK = 128;        // k is padded to this: one group of the largest size
+inline constexpr int kTileN = 16;  // output features of a tile: rows of the mma operand
+inline constexpr int kTileK = 64;  // input features of a tile: four mma steps of 16
+inline constexpr int kPadN = 64;   // n is padded to this: one wgmma register operand
+inline constexpr int kPadK = 128;  // k is padded to this: one group of the largest size
 inline constexpr int kWarpLanes = 32;
 inline constexpr int kVectorBytes = 16;  // what one lane loads at once
 

@@ -14,7 +14,7 @@ typedef enum ql_status {
   QL_BAD_SHAPE = 1,       // m, n or k negative, or a row stride shorter than a row
   QL_BAD_BITS = 2,        // bits is neither 4 nor 8
   QL_BAD_GROUP_SIZE = 3,  // group_size is none of -1, 32, 64, 128
-  QL_BAD_DTYPE = 4,       // a dtype is none of ql_dtype
+  QL_BAD_DTYPE = 4,       // a dtype is none of ql_dtype, or item_bytes neither 2 nor 4
   QL_NULL_POINTER = 5,    // x, qweight, scales or y is null
   QL_OUT_OF_MEMORY = 6,   // a scratch buffer could not be allocated
 } ql_status;
@@ -40,6 +40,31 @@ typedef struct ql_linear_params {
   int32_t threads;   // at most so many threads; 1 or more
   int32_t reserved;  // 0
 } ql_linear_params;
+
+// out[m, i] = x[m, permutation[i]]: the gather that act-order layers need before ql_*_linear.
+typedef struct ql_gather_params {
+  const void* x;               // [m, k]
+  const int32_t* permutation;  // [k], each in 0 .. k - 1
+  void* out;                   // [m, k], contiguous
+  int64_t m, k;
+  int64_t x_row_stride;  // in elements
+  int32_t item_bytes;    // 2 or 4
+  int32_t threads;
+} ql_gather_params;
+
+// Both return a ql_status, never throw, and may be called from many threads at once.
+int ql_cpu_linear(const ql_linear_params* params);
+int ql_cpu_gather(const ql_gather_params* params);
+
+// One sentence for people; never null.
+const char* ql_status_text(int status);
+
+// The layout version that this library reads.
+int ql_layout_version(void);
+
+// Sizes of the two structs, for callers in other languages to compare with their own.
+int ql_linear_params_bytes(void);
+int ql_gather_params_bytes(void);
 
 #ifdef __cplusplus
 }

@@ -176,9 +176,7 @@ class LayerRegistry:
             return self._by_name[full_names[0]]
         if full_names:
             listed = ", ".join(sorted(full_names))
-            raise InvalidRequest(
-                f"layer {name!r} is in several models; ask for one of: {listed}"
-            )
+            raise InvalidRequest(f"layer {name!r} is in several models; ask for one of: {listed}")
         shown = name if len(name) <= 200 else name[:200] + "..."
         near = difflib.get_close_matches(name[:200], [*self._by_name, *self._by_module], n=3)
         hint = f"near matches: {', '.join(near)}" if near else "ListLayers names all layers"

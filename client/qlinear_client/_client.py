@@ -1,0 +1,165 @@
+"""The blocking client: a channel around `_core`. Its async twin is `_async_client.py`.
+
+Only what waits or holds a connection is here; what is sent and what an answer means is `_core`'s.
+"""
+
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar, overload
+
+import grpc
+
+from qlinear.v1 import linear_pb2 as pb
+from qlinear.v1.linear_pb2_grpc import QuantizedLinearStub
+from qlinear_client import _core
+from qlinear_client._config import DEFAULT, DEFAULT_TIMEOUT_SECONDS, channel_options
+from qlinear_client._info import LayerInfo, ServerInfo
+
+__all__ = ["Client"]
+
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
+
+
+class Client:
+    """Calls one qlinear server (or the replicas behind one name) and waits for the answers.
+
+    Threads may share a client. It connects at the first call and reconnects by itself; close it,
+    or use it as a context manager, to free the connection.
+
+        with Client("localhost:50051") as client:
+            y = client.matmul("model/encoder.dense", x)  # x [..., k] -> y [..., n]
+
+    Args:
+        target: "host:port", or any gRPC target such as "dns:///name:port".
+        timeout: default deadline of a call in seconds; None = no deadline.
+    """
+
+    def __init__(self, target: str, *, timeout: float | None = DEFAULT_TIMEOUT_SECONDS) -> None:
+        self._session = _core.Session(target, timeout)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._channels: list[grpc.Channel] = []
+        self._stub: QuantizedLinearStub | None = None
+        self._opened_bytes = 0
+
+    @overload
+    def matmul(
+        self,
+        layer: str,
+        x: object,
+        *,
+        output_dtype: object = None,
+        timeout: _core.Timeout = DEFAULT,
+        priority: int = 0,
+    ) -> Any: ...
+    @overload
+    def matmul(
+        self,
+        layer: list[str] | tuple[str, ...],
+        x: object,
+        *,
+        output_dtype: object = None,
+        timeout: _core.Timeout = DEFAULT,
+        priority: int = 0,
+    ) -> list[Any]: ...
+    def matmul(
+        self,
+        layer: str | Sequence[str],
+        x: object,
+        *,
+        output_dtype: object = None,
+        timeout: _core.Timeout = DEFAULT,
+        priority: int = 0,
+    ) -> Any:
+        """Return x · W^T + bias of a layer.
+
+        Args:
+            layer: "<model>/<module>", or "<module>" where one model alone has it; a list of
+                layers with the same k gives a list of results, all or none.
+            x: [..., k] float16, bfloat16 or float32: numpy array, torch tensor, or an object with
+                the buffer protocol. Gradients do not flow through a call.
+            output_dtype: name or dtype of the result; None = that of x.
+            timeout: seconds until the answer must be there; None = no deadline.
+            priority: 0 = normal, up to 9 = more urgent.
+
+        Returns:
+            [..., n], writable, in the array library (and on the device) of x.
+
+        Raises:
+            CallError: one of its subclasses, by status.
+        """
+        call = _core.prepare_matmul(layer, x, output_dtype=output_dtype, priority=priority)
+        deadline = self._session.deadline(timeout)
+        info = self._session.info or self._fetch_info(deadline)
+        # Before refusing, ask once more: the server may have been restarted with larger limits.
+        if call.refusal(info) and (refusal := call.refusal(self._fetch_info(deadline))):
+            raise refusal
+        return call.results_from(self._send(self._open().MatMul, call.request, deadline))
+
+    def list_layers(
+        self, model: str | None = None, *, timeout: _core.Timeout = DEFAULT
+    ) -> list[LayerInfo]:
+        """Return the loaded layers: all, or those of one model."""
+        request = pb.ListLayersRequest(model=model or "")
+        deadline = self._session.deadline(timeout)
+        return _core.layers_from(self._send(self._open().ListLayers, request, deadline))
+
+    def server_info(self, *, timeout: _core.Timeout = DEFAULT) -> ServerInfo:
+        """Ask the server for its version, device and limits."""
+        return self._fetch_info(self._session.deadline(timeout))
+
+    def close(self) -> None:
+        """Free the connection; calls that still wait end with `Cancelled`. Twice is harmless."""
+        with self._lock:
+            self._closed = True
+            channels, self._channels = self._channels, []
+        for channel in channels:
+            channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _fetch_info(self, deadline: _core.Deadline) -> ServerInfo:
+        request = pb.GetServerInfoRequest()
+        return self._session.learn(self._send(self._open().GetServerInfo, request, deadline))
+
+    def _open(self) -> QuantizedLinearStub:
+        """Return the stub of a channel that receives as much as the server may send."""
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("this client is closed")
+            needed_bytes = self._session.receive_bytes
+            if self._stub is None or self._opened_bytes < needed_bytes:
+                # The channel that it replaces stays open until close(): calls may be on it.
+                channel = grpc.insecure_channel(
+                    self._session.target, options=channel_options(needed_bytes)
+                )
+                self._channels.append(channel)
+                self._opened_bytes = needed_bytes
+                self._stub = QuantizedLinearStub(channel)
+            return self._stub
+
+    def _send(
+        self,
+        method: grpc.UnaryUnaryMultiCallable[Request, Reply],
+        request: Request,
+        deadline: _core.Deadline,
+    ) -> Reply:
+        try:
+            return method(request, timeout=deadline.remaining_seconds())
+        except grpc.RpcError as error:
+            raise _core.call_error(error) from error
+        except ValueError:
+            if self._closed:  # closed by another thread between _open and here
+                raise RuntimeError("this client is closed") from None
+            raise

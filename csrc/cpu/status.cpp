@@ -1,0 +1,28 @@
+// Status texts, the layout version and the sizes that callers check.
+#include "layout.h"
+#include "linear_params.h"
+
+extern "C" const char* ql_status_text(int status) {
+  switch (status) {
+    case QL_OK:
+      return "ok";
+    case QL_BAD_SHAPE:
+      return "a size is negative or a row stride is shorter than a row";
+    case QL_BAD_BITS:
+      return "bits is neither 4 nor 8";
+    case QL_BAD_GROUP_SIZE:
+      return "group_size is none of -1, 32, 64, 128";
+    case QL_BAD_DTYPE:
+      return "a dtype or element size is not supported";
+    case QL_NULL_POINTER:
+      return "a required pointer is null";
+    case QL_OUT_OF_MEMORY:
+      return "a scratch buffer could not be allocated";
+    default:
+      return "unknown status";
+  }
+}
+
+extern "C" int ql_layout_version(void) { return qlinear::layout::kVersion; }
+extern "C" int ql_linear_params_bytes(void) { return sizeof(ql_linear_params); }
+extern "C" int ql_gather_params_bytes(void) { return sizeof(ql_gather_params); }

@@ -1,0 +1,212 @@
+"""Decides from a folder's configuration files which checkpoint format it holds.
+
+Up to four files may describe the quantization; those present are merged, and a contradiction
+between them is refused. An unknown value is refused by name: nothing falls back to a default.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qlinear_service.checkpoints import strict_json
+from qlinear_service.errors import CheckpointError
+
+__all__ = ["CONFIG_FILES", "Detected", "QuantizationConfig", "detect", "read_configuration"]
+
+CONFIG_FILES = (
+    "config.json",
+    "quantize_config.json",
+    "quant_config.json",
+    "quantization_config.json",
+)
+"""Where tools write the quantization settings, in the order in which they are trusted."""
+
+_ALIASES = {"method": "quant_method", "w_bit": "bits", "q_group_size": "group_size"}
+# Two files must agree on these. desc_act and static_groups are left out on purpose: tools write
+# them wrongly, and the g_idx tensor tells the truth.
+_DECISIVE = (
+    "quant_method", "bits", "group_size", "sym", "checkpoint_format", "format", "packing_format",
+    "is_marlin_format", "version", "zero_point", "pack_dtype", "dynamic", "config_groups",
+)  # fmt: skip
+_NEVER_LOADED = (
+    "bitsandbytes", "hqq", "torchao", "eetq", "quanto", "aqlm", "higgs", "vptq", "fp8",
+    "fbgemm_fp8", "mxfp4", "gguf", "bitnet", "spqr", "quark", "modelopt", "fp_quant",
+)  # fmt: skip
+_GPTQ_FORMATS = ("gptq", "gptq_v2")
+_GPTQ_OTHER_FORMATS = ("gptq_p", "bitblas", "qqq", "exllama", "triton")
+_PACKED_SUFFIXES = (".qweight", ".weight_packed", ".B", ".W_q", ".quant_map")
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationConfig:
+    """The merged quantization settings of a folder; an absent key and null are the same."""
+
+    path: Path
+    """The file that was read first."""
+    values: Mapping[str, Any]
+    origins: Mapping[str, Path]
+    """Which file each value came from."""
+
+    def get(self, key: str) -> Any:
+        """Return the value of `key`, or None."""
+        return self.values.get(key)
+
+    def error(self, key: str, problem: str) -> CheckpointError:
+        """Return an error that names the file which holds `key`."""
+        return CheckpointError(self.origins.get(key, self.path), problem)
+
+
+@dataclass(frozen=True, slots=True)
+class Detected:
+    """What a folder holds."""
+
+    family: str
+    """Which reader loads it: "gptq", "awq", ..., or "" where none ever will."""
+    label: str
+    """What the files call the format, e.g. "gptq_v2"; goes into `Source.format`."""
+
+
+def read_configuration(folder: Path) -> QuantizationConfig | None:
+    """Return the folder's quantization settings; None where no file holds any.
+
+    Raises:
+        CheckpointError: a file is damaged, or two of them contradict each other.
+    """
+    values: dict[str, Any] = {}
+    origins: dict[str, Path] = {}
+    first: Path | None = None
+    for name in CONFIG_FILES:
+        path = folder / name
+        if not path.exists():
+            continue
+        settings = _settings(path)
+        if settings is None:
+            continue
+        first = first or path
+        for key, value in settings.items():
+            if key in values and key in _DECISIVE and not _same(values[key], value):
+                raise CheckpointError(
+                    path,
+                    f"says {key} = {value!r} but {origins[key].name} says {values[key]!r}; "
+                    "correct one of the two files",
+                )
+            values.setdefault(key, value)
+            origins.setdefault(key, path)
+    return None if first is None else QuantizationConfig(first, values, origins)
+
+
+def _settings(path: Path) -> dict[str, Any] | None:
+    """Return the non-null quantization settings of one file under their usual names."""
+    content = strict_json.read_object(path)
+    if path.name == "config.json":
+        content = content.get("quantization_config", content.get("compression_config"))
+        if content is None:
+            return None
+        if not isinstance(content, dict):
+            raise CheckpointError(
+                path, f"quantization_config is {content!r}; expected a JSON object"
+            )
+    settings: dict[str, Any] = {}
+    for key, value in content.items():
+        name = _ALIASES.get(key, key)
+        if value is None:
+            continue
+        if not _same(settings.setdefault(name, value), value):
+            raise CheckpointError(
+                path, f"says {settings[name]!r} and {value!r} for {name}; expected one value"
+            )
+    return settings
+
+
+def _same(one: object, other: object) -> bool:
+    if isinstance(one, str) and isinstance(other, str):
+        return one.lower() == other.lower()
+    return one == other
+
+
+def detect(folder: Path, config: QuantizationConfig | None, tensors: Mapping[str, Any]) -> Detected:
+    """Return which format the folder holds.
+
+    Raises:
+        CheckpointError: the settings name an unknown method, format or version.
+    """
+    if config is None:
+        packed = next((name for name in tensors if name.endswith(_PACKED_SUFFIXES)), None)
+        if packed is not None:
+            raise CheckpointError(
+                folder,
+                "is packed, but no file says how; expected quantization_config in config.json, or "
+                f"one of {', '.join(CONFIG_FILES[1:])}",
+                tensor=packed,
+            )
+        return Detected("plain", "plain weights")
+    method = config.get("quant_method")
+    if method is None:
+        method = _legacy_method(config)
+    if not isinstance(method, str):
+        raise config.error("quant_method", f"quant_method is {method!r}; expected a string")
+    match method.lower():
+        case "gptq":
+            return _gptq(config)
+        case "auto-round" | "intel/auto-round":
+            return _auto_round(config)
+        case "awq":
+            return Detected("awq", f"AWQ, version {str(config.get('version') or 'gemm').lower()}")
+        case "marlin":
+            return Detected("marlin", "Marlin")
+        case "compressed-tensors":
+            return Detected("compressed-tensors", f"compressed-tensors, {config.get('format')}")
+        case known if known in _NEVER_LOADED:
+            return Detected("", known)
+    raise config.error(
+        "quant_method",
+        f"quant_method is {method!r}, which is unknown; expected gptq, awq, auto-round, marlin or "
+        "compressed-tensors",
+    )
+
+
+def _legacy_method(config: QuantizationConfig) -> str:
+    """Name the method of old files, which have no quant_method, by the keys they do have."""
+    if config.get("zero_point") is not None and config.get("version") is not None:
+        return "awq"
+    if config.get("bits") is not None and (
+        config.get("desc_act") is not None or config.get("damp_percent") is not None
+    ):
+        return "gptq"
+    if config.get("config_groups") is not None:
+        return "compressed-tensors"
+    raise config.error(
+        "quant_method", "has no quant_method and no settings that tell the method; expected gptq"
+    )
+
+
+def _gptq(config: QuantizationConfig) -> Detected:
+    labels = {key: config.get(key) for key in ("checkpoint_format", "format")}
+    named = [label for label in labels.values() if label is not None]
+    if len(named) == 2 and not _same(*named):
+        raise config.error("format", f"contradicts itself: {labels}; expected one value")
+    label = named[0] if named else "gptq"
+    if config.get("is_marlin_format") is True or label == "marlin":
+        return Detected("marlin", "Marlin written by a GPTQ tool")
+    if label in _GPTQ_FORMATS:
+        return Detected("gptq", label)
+    if label in _GPTQ_OTHER_FORMATS:
+        return Detected("", f"GPTQ in the format {label}")
+    raise config.error(
+        "checkpoint_format",
+        f"checkpoint_format is {label!r}, which is unknown; expected {' or '.join(_GPTQ_FORMATS)}",
+    )
+
+
+def _auto_round(config: QuantizationConfig) -> Detected:
+    packing = config.get("packing_format")
+    match packing:
+        case "auto_round:auto_gptq":
+            return Detected("gptq", packing)
+        case "auto_round:auto_awq":
+            return Detected("awq", "AWQ, written by AutoRound (auto_round:auto_awq)")
+    raise config.error(
+        "packing_format",
+        f"packing_format is {packing!r}, which is not supported; expected auto_round:auto_gptq",
+    )

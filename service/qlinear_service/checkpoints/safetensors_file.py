@@ -1,0 +1,131 @@
+"""One safetensors file: checked when it is opened, its tensors mapped when they are asked for.
+
+The `safetensors` library checks the header (length, offsets, holes, trailing bytes); this module
+adds what it does not (names that stand twice, pickles, odd files) and turns each fault into one
+sentence. Tensors come back as views of the mapped file: nothing is copied.
+"""
+
+import re
+import struct
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from qlinear_service.checkpoints import strict_json
+from qlinear_service.dtypes import DType
+from qlinear_service.errors import CheckpointError
+
+__all__ = ["FLOAT_CODES", "SafetensorsFile", "TensorInfo", "is_pickle"]
+
+FLOAT_CODES = {"F16": DType.F16, "BF16": DType.BF16, "F32": DType.F32}
+"""How safetensors spells the element types of scales and biases."""
+
+_ITEM_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "BF16": 16, "BOOL": 8}
+_LENGTH_BYTES = 8  # the header's length, little-endian, in front of the header
+_REPAIR = "download or copy the file again"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """What the header says about one tensor."""
+
+    path: Path
+    """The file that holds it."""
+    dtype: str
+    """As safetensors spells it: "I32", "F16", ..."""
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the tensor takes in the file."""
+        digits = re.search(r"[0-9]+", self.dtype)
+        bits = _ITEM_BITS.get(self.dtype) or (int(digits.group()) if digits else 8)
+        return prod(self.shape) * bits // 8
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {list(self.shape)}"
+
+
+def is_pickle(path: Path) -> bool:
+    """Say whether the file begins like a pickle or like the zip that torch.save writes."""
+    with path.open("rb") as file:
+        start = file.read(4)
+    return start == b"PK\x03\x04" or (start[:1] == b"\x80" and start[1:2] in b"\2\3\4\5")
+
+
+class SafetensorsFile:
+    """One open file: `tensors` says what it holds, `load` maps one of them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._refuse_foreign()
+        try:
+            self._file = safe_open(str(path), framework="pt")
+        except SafetensorError as error:
+            raise self._explained(str(error)) from None
+        except OSError as error:
+            raise CheckpointError(path, f"cannot be read: {error.strerror or error}") from None
+        header = self._header()
+        self.metadata: dict[str, str] = header.pop("__metadata__", None) or {}
+        self.tensors = {
+            name: TensorInfo(path, entry["dtype"], tuple(entry["shape"]))
+            for name, entry in header.items()
+        }
+        for name in self.tensors:
+            if not name.isprintable():
+                raise CheckpointError(path, f"tensor name {name!r} holds control characters")
+
+    def load(self, name: str) -> torch.Tensor:
+        """Return the tensor `name` of `tensors`, a view of the mapped file."""
+        try:
+            tensor: torch.Tensor = self._file.get_tensor(name)
+        except SafetensorError as error:
+            raise CheckpointError(self.path, f"cannot be mapped: {error}", tensor=name) from None
+        return tensor
+
+    def _refuse_foreign(self) -> None:
+        if not self.path.is_file():
+            found = "is not a regular file" if self.path.exists() else "does not exist"
+            raise CheckpointError(self.path, f"{found}; expected a safetensors file")
+        try:
+            pickled = is_pickle(self.path)
+        except OSError as error:
+            raise CheckpointError(self.path, f"cannot be read: {error.strerror}") from None
+        if pickled:
+            raise CheckpointError(
+                self.path,
+                "is a pickle or zip file, which is never opened because loading it can run code; "
+                "convert it to safetensors",
+            )
+
+    def _header(self) -> dict[str, dict[str, str]]:
+        with self.path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(_LENGTH_BYTES))
+            return strict_json.parse_object(file.read(length), self.path)
+
+    def _explained(self, message: str) -> CheckpointError:
+        """Say what the library's error means, with the numbers that disagree."""
+        size = self.path.stat().st_size
+        with self.path.open("rb") as file:
+            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        tensor = None
+        if "header too small" in message:
+            problem = f"has {size} bytes, too few for a safetensors header; {_REPAIR}"
+        elif "header too large" in message or "invalid header length" in message:
+            problem = (
+                f"its first 8 bytes announce a header of {length} bytes but {size - 8} follow "
+                f"(at most 100000000 are allowed); {_REPAIR}"
+            )
+        elif "not fully covered" in message:
+            ends = [e["data_offsets"][1] for n, e in self._header().items() if n != "__metadata__"]
+            expected = _LENGTH_BYTES + length + max(ends, default=0)
+            problem = f"has {size} bytes; its header describes {expected}; {_REPAIR}"
+        elif match := re.search(r"invalid offset for tensor `(.*)`", message):
+            tensor = match.group(1)
+            problem = "its data_offsets overlap another tensor or leave a hole; " + _REPAIR
+        else:
+            problem = f"is not a valid safetensors file: {message}; {_REPAIR}"
+        return CheckpointError(self.path, problem, tensor=tensor)

@@ -1,0 +1,177 @@
+"""The kernel library as Python sees it: ctypes over csrc/linear_params.h, or plain torch.
+
+ctypes releases the interpreter lock during a call, so the event loop runs on while a batch is
+computed. Both classes answer the same two questions: what am I, and what is y.
+"""
+
+import ctypes
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from qlinear_service.dtypes import DType
+from qlinear_service.errors import BuildError
+from qlinear_service.kernels import build, layout, reference
+from qlinear_service.kernels.torch_types import from_torch, to_torch
+from qlinear_service.layers import QuantizedLinear
+
+__all__ = ["CpuKernels", "Kernels", "TorchKernels", "load_kernels"]
+
+
+class Kernels(Protocol):
+    """Whatever multiplies: the engine knows no more than this."""
+
+    name: str
+    """Short, for metrics and logs: "cpu" or "torch"."""
+    description: str
+    """One sentence for people."""
+
+    def linear(self, layer: QuantizedLinear, x: torch.Tensor, output_dtype: DType) -> torch.Tensor:
+        """Return y [m, n] of `output_dtype` for x [m, k]; rows of x are contiguous."""
+        ...
+
+
+class _LinearParams(ctypes.Structure):
+    """Mirror of ql_linear_params; the loader compares its size with the library's own."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("x", "qweight", "scales", "zeros", "bias", "y")),
+        *((name, ctypes.c_int64) for name in ("m", "n", "k", "x_row_stride", "y_row_stride")),
+        ("group_size", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("bits", "x_dtype", "compute_dtype", "scale_dtype")),
+        *((name, ctypes.c_int32) for name in ("bias_dtype", "y_dtype", "threads", "reserved")),
+    ]
+
+
+class _GatherParams(ctypes.Structure):
+    """Mirror of ql_gather_params."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("x", "permutation", "out")),
+        *((name, ctypes.c_int64) for name in ("m", "k", "x_row_stride")),
+        *((name, ctypes.c_int32) for name in ("item_bytes", "threads")),
+    ]
+
+
+class CpuKernels:
+    """The compiled CPU kernels.
+
+    Args:
+        library_path: what `build.build_cpu_library` returned.
+        threads: most OpenMP threads of one call.
+
+    Raises:
+        BuildError: the file is no fitting library.
+    """
+
+    name = "cpu"
+
+    def __init__(self, library_path: Path, *, threads: int) -> None:
+        try:
+            self._library = ctypes.CDLL(str(library_path))
+            status_text = self._library.ql_status_text
+        except (OSError, AttributeError) as error:
+            raise BuildError(f"cannot load the CPU kernels {library_path}: {error}") from error
+        status_text.restype = ctypes.c_char_p
+        self._status_text = status_text
+        self._threads = threads
+        self.description = f"CPU kernels, plain body, at most {threads} threads"
+        found = (
+            self._library.ql_layout_version(),
+            self._library.ql_linear_params_bytes(),
+            self._library.ql_gather_params_bytes(),
+        )
+        expected = (layout.VERSION, ctypes.sizeof(_LinearParams), ctypes.sizeof(_GatherParams))
+        if found != expected:
+            raise BuildError(
+                f"{library_path} has layout version and struct sizes {found}, expected {expected}; "
+                "delete it and start again, it will be rebuilt"
+            )
+
+    def linear(self, layer: QuantizedLinear, x: torch.Tensor, output_dtype: DType) -> torch.Tensor:
+        """Return y [m, n] of `output_dtype` for x [m, k]; rows of x are contiguous."""
+        spec = layer.spec
+        if x.stride(-1) != 1 and x.numel() > 0:
+            raise ValueError(f"rows of x must be contiguous; strides are {x.stride()}")
+        if layer.k_permutation is not None:
+            x = self.gather(x, layer.k_permutation)
+        y = torch.empty((x.shape[0], spec.n), dtype=to_torch(output_dtype))
+        params = _LinearParams(
+            x=x.data_ptr(),
+            qweight=layer.qweight.data_ptr(),
+            scales=layer.scales.data_ptr(),
+            zeros=None if layer.zeros is None else layer.zeros.data_ptr(),
+            bias=None if layer.bias is None else layer.bias.data_ptr(),
+            y=y.data_ptr(),
+            m=x.shape[0],
+            n=spec.n,
+            k=spec.k,
+            x_row_stride=max(x.stride(0), spec.k),
+            y_row_stride=spec.n,
+            group_size=spec.group_size,
+            bits=spec.bits,
+            x_dtype=from_torch(x.dtype),
+            compute_dtype=spec.compute_dtype,
+            scale_dtype=spec.scale_dtype,
+            bias_dtype=DType.F32 if layer.bias is None else from_torch(layer.bias.dtype),
+            y_dtype=output_dtype,
+            threads=self._threads,
+        )
+        status = self._library.ql_cpu_linear(ctypes.byref(params))
+        self._check(status, f"linear m={x.shape[0]} {spec.shape}")
+        return y
+
+    def gather(self, x: torch.Tensor, k_permutation: torch.Tensor) -> torch.Tensor:
+        """Return x [m, k] with column i taken from column k_permutation[i]."""
+        out = torch.empty(x.shape, dtype=x.dtype)
+        params = _GatherParams(
+            x=x.data_ptr(),
+            permutation=k_permutation.data_ptr(),
+            out=out.data_ptr(),
+            m=x.shape[0],
+            k=x.shape[1],
+            x_row_stride=max(x.stride(0), x.shape[1]),
+            item_bytes=x.element_size(),
+            threads=self._threads,
+        )
+        status = self._library.ql_cpu_gather(ctypes.byref(params))
+        self._check(status, f"gather m={x.shape[0]} k={x.shape[1]}")
+        return out
+
+    def _check(self, status: int, operation: str) -> None:
+        if status != 0:
+            text = self._status_text(status).decode()
+            raise RuntimeError(f"{operation}: {text} (status {status})")
+
+
+class TorchKernels:
+    """The reference as a working path, for machines without a compiler: right, and slow."""
+
+    name = "torch"
+    description = "plain torch: dequantizes each layer at each call; install g++ for real kernels"
+
+    def linear(self, layer: QuantizedLinear, x: torch.Tensor, output_dtype: DType) -> torch.Tensor:
+        """Return y [m, n] of `output_dtype` for x [m, k]."""
+        return reference.linear(layer, x, output_dtype=output_dtype)
+
+
+def load_kernels(*, cache_dir: Path, threads: int, torch_only: bool = False) -> Kernels:
+    """Return the best CPU kernels this machine can have.
+
+    Args:
+        cache_dir: where built libraries are kept.
+        threads: most threads of one call.
+        torch_only: use plain torch even where a library could be built.
+
+    Raises:
+        BuildError: a compiler is there but the sources do not compile. A missing compiler is not
+            an error: the torch path answers, and its description says so.
+    """
+    if torch_only:
+        return TorchKernels()
+    try:
+        library_path = build.build_cpu_library(cache_dir)
+    except build.ToolMissing:
+        return TorchKernels()
+    return CpuKernels(library_path, threads=threads)

@@ -1,0 +1,110 @@
+"""A small server on loopback that multiplies with numpy: the contract without the real server.
+
+It follows linear.proto on valid calls; `abort`, `delay_seconds` and `reply` make it misbehave.
+"""
+
+from collections.abc import Iterator
+from concurrent import futures
+from dataclasses import dataclass, field
+from threading import Event
+from typing import Any
+
+import grpc
+import ml_dtypes
+import numpy as np
+import pytest
+
+from qlinear.v1 import linear_pb2 as pb
+from qlinear.v1 import linear_pb2_grpc as pb_grpc
+
+K, N = 6, 4
+NUMPY_DTYPES = {
+    pb.DTYPE_F16: np.dtype("<f2"),
+    pb.DTYPE_BF16: np.dtype(ml_dtypes.bfloat16),
+    pb.DTYPE_F32: np.dtype("<f4"),
+}
+
+
+def weight(seed: int) -> np.ndarray:
+    """Small integers, so that every product is exact in every dtype."""
+    return np.random.default_rng(seed).integers(-3, 4, (N, K)).astype(np.float32)
+
+
+@dataclass
+class FakeServicer(pb_grpc.QuantizedLinearServicer):
+    """Answers MatMul with x · W^T; remembers every request."""
+
+    layers: dict[str, np.ndarray] = field(
+        default_factory=lambda: {"toy/a": weight(1), "toy/b": weight(2)}
+    )
+    info: pb.GetServerInfoResponse = field(
+        default_factory=lambda: pb.GetServerInfoResponse(
+            version="9.9",
+            max_message_bytes=64 << 20,
+            max_request_bytes=32 << 20,
+            max_request_rows=65536,
+            max_response_bytes=256 << 20,
+            models=["toy"],
+        )
+    )
+    abort: tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]] | None = None
+    delay_seconds: float = 0.0
+    reply: pb.MatMulResponse | None = None
+    requests: list[pb.MatMulRequest] = field(default_factory=list)
+    info_calls: int = 0
+    arrived: Event = field(default_factory=Event)
+    released: Event = field(default_factory=Event)
+    target: str = ""
+
+    def MatMul(self, request: pb.MatMulRequest, context: Any) -> pb.MatMulResponse:
+        self.requests.append(request)
+        self.arrived.set()
+        if self.delay_seconds:
+            self.released.wait(self.delay_seconds)
+        if self.abort is not None:
+            code, text, trailers = self.abort
+            context.set_trailing_metadata(trailers)
+            context.abort(code, text)
+        if self.reply is not None:
+            return self.reply
+        names = [request.layer] if request.layer else list(request.layers)
+        for name in names:
+            if name not in self.layers:
+                context.abort(grpc.StatusCode.NOT_FOUND, f"no layer is called {name!r}")
+        return pb.MatMulResponse(y=[self._product(request, name) for name in names])
+
+    def _product(self, request: pb.MatMulRequest, name: str) -> pb.Tensor:
+        x = np.frombuffer(request.x.data, NUMPY_DTYPES[request.x.dtype]).reshape(request.x.shape)
+        dtype = request.output_dtype or request.x.dtype
+        y = (x.astype(np.float32) @ self.layers[name].T).astype(NUMPY_DTYPES[dtype])
+        return pb.Tensor(dtype=dtype, shape=y.shape, data=y.tobytes())
+
+    def ListLayers(self, request: pb.ListLayersRequest, context: Any) -> pb.ListLayersResponse:
+        layers = [
+            pb.Layer(name=name, model="toy", n=N, k=K, bits=4, scale_dtype=pb.DTYPE_BF16)
+            for name in self.layers
+            if request.model in ("", "toy")
+        ]
+        return pb.ListLayersResponse(layers=layers)
+
+    def GetServerInfo(self, request: Any, context: Any) -> pb.GetServerInfoResponse:
+        self.info_calls += 1
+        return self.info
+
+    def MatMulStream(self, request_iterator: Any, context: Any) -> Any:
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "the fake has no stream")
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeServicer]:
+    """A fake server that listens at `fake.target`."""
+    servicer = FakeServicer()
+    # Messages of any size: what a client may receive is the client's limit in these tests.
+    unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=4), options=unlimited)
+    pb_grpc.add_QuantizedLinearServicer_to_server(servicer, server)
+    servicer.target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    yield servicer
+    servicer.released.set()
+    server.stop(None).wait()

@@ -1,0 +1,205 @@
+"""The CPU kernels against the torch reference: every feature, every element."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from random_layers import random_layer
+
+from qlinear_service.dtypes import DType
+from qlinear_service.kernels import build, layout, packing, reference
+from qlinear_service.kernels.library import CpuKernels, Kernels, TorchKernels, load_kernels
+from qlinear_service.kernels.torch_types import to_torch
+from qlinear_service.layers import LogicalLayer
+
+
+@pytest.fixture(scope="module")
+def kernels() -> CpuKernels:
+    return CpuKernels(build.build_cpu_library(build.default_cache_dir()), threads=2)
+
+
+def assert_close(kernels: Kernels, layer: LogicalLayer, x: torch.Tensor, dtype: DType) -> None:
+    """Compare every element with float64, within a bound made of k and the dtypes alone.
+
+    Summing k products in float32 in any order errs by at most k 2^-24 sum |x w| (Higham, Accuracy
+    and Stability of Numerical Algorithms, 4.2); one more such term for the bias; then the result is
+    rounded once, by half a unit of the output dtype in the last place.
+    """
+    y = kernels.linear(packing.pack(layer), x, dtype)
+    assert y.dtype == to_torch(dtype)
+    assert y.shape == (x.shape[0], layer.spec.n)
+    exact = reference.linear(layer, x, output_dtype=DType.F32, precision=torch.float64).double()
+    weight = reference.dequantize(layer).double()
+    total = x.double().abs() @ weight.abs().T
+    if layer.bias is not None:
+        total += layer.bias.double().abs()
+    half_unit = {DType.F16: 2**-11, DType.BF16: 2**-8, DType.F32: 2**-24}[dtype]
+    # 2^-24 once more for the float32 rounding of `exact`; 2^-25 for subnormal float16 results.
+    bound = (layer.spec.k + 2) * 2**-24 * total + (half_unit + 2**-24) * exact.abs() + 2**-25
+    worst = ((y.double() - exact).abs() / bound).max().item() if y.numel() else 0.0
+    assert worst <= 1.0, f"{layer.spec.shape}: {worst:.2f} times the bound"
+
+
+@pytest.mark.parametrize("bits", layout.BITS)
+@pytest.mark.parametrize("group_size", layout.GROUP_SIZES)
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_every_format_and_dtype(
+    kernels: CpuKernels, bits: int, group_size: int, symmetric: bool
+) -> None:
+    for scale_dtype, x_dtype, y_dtype in itertools.product(DType, DType, DType):
+        layer = random_layer(
+            n=100,
+            k=200,
+            bits=bits,
+            group_size=group_size,
+            symmetric=symmetric,
+            scale_dtype=scale_dtype,
+            bias=x_dtype is not DType.BF16,
+            permuted=not symmetric,
+        )
+        x = torch.randn(3, 200, generator=torch.Generator().manual_seed(1)).to(to_torch(x_dtype))
+        assert_close(kernels, layer, x, y_dtype)
+
+
+# One column or input; one less and more than a tile, a padded size, a row chunk; a prime pair.
+SHAPES = [
+    *((1, n, 128) for n in (1, 15, 16, 17, 63, 64, 65)),
+    *((2, 64, k) for k in (1, 31, 32, 33, 63, 64, 65, 96, 127, 128, 129)),
+    *((m, 97, 131) for m in (1, 2, 31, 32, 33, 64, 65, 100)),
+]
+
+
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
+def test_awkward_shapes(kernels: CpuKernels, m: int, n: int, k: int) -> None:
+    for group_size in (-1, 32, 128):
+        layer = random_layer(n=n, k=k, group_size=group_size, bias=True, symmetric=False)
+        x = torch.randn(m, k, generator=torch.Generator().manual_seed(m)).half()
+        assert_close(kernels, layer, x, DType.F16)
+
+
+@pytest.mark.parametrize("bits", layout.BITS)
+def test_one_hot_rows_decode_every_weight_exactly(kernels: CpuKernels, bits: int) -> None:
+    layer = random_layer(n=80, k=192, bits=bits, group_size=32, symmetric=False)
+    y = kernels.linear(packing.pack(layer), torch.eye(192).half(), DType.F32)
+    assert torch.equal(y, reference.dequantize(layer).T)
+
+
+def identity() -> LogicalLayer:
+    """A layer of one weight that is exactly one."""
+    layer = random_layer(n=1, k=1, scale_dtype=DType.F32, group_size=-1)
+    layer.codes.fill_(9)
+    layer.scales.fill_(1.0)
+    return layer
+
+
+@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16])
+def test_every_16_bit_pattern_widens_exactly(kernels: CpuKernels, dtype: DType) -> None:
+    x = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(to_torch(dtype))[:, None]
+    y = kernels.linear(packing.pack(identity()), x, DType.F32)
+    assert torch.equal(y.isnan(), x.isnan())
+    assert torch.equal(y[~x.isnan()], x.float()[~x.isnan()])
+
+
+@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16])
+def test_narrowing_rounds_as_torch_does(kernels: CpuKernels, dtype: DType) -> None:
+    """From bfloat16 x every value of float32's range, through exact sums, to 16 bits."""
+    layer = random_layer(n=1, k=2, scale_dtype=DType.F32, group_size=-1)
+    layer.codes.fill_(9)
+    layer.scales.fill_(1.0)
+    high = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.bfloat16)
+    for fraction in (0.0, 2**-9, 2**-8, 3 * 2**-9, 2**-11, 2**-12, 2**-13):
+        x = torch.stack((high, (high.float() * fraction).bfloat16()), dim=1)
+        exact = x.float().sum(dim=1, keepdim=True)
+        y = kernels.linear(packing.pack(layer), x, dtype)
+        expected = exact.to(to_torch(dtype))
+        assert torch.equal(y.isnan(), expected.isnan())
+        assert torch.equal(y[~y.isnan()], expected[~y.isnan()])
+
+
+def test_float32_x_is_rounded_to_the_compute_dtype(kernels: CpuKernels) -> None:
+    x = torch.tensor([[1.0 + 2**-12]])
+    for scale_dtype, expected in ((DType.F16, 1.0), (DType.BF16, 1.0)):
+        layer = random_layer(n=1, k=1, scale_dtype=scale_dtype, group_size=-1)
+        layer.codes.fill_(9)
+        layer.scales.fill_(1.0)
+        assert kernels.linear(packing.pack(layer), x, DType.F32).item() == expected
+    layer = random_layer(n=1, k=1, scale_dtype=DType.F16, group_size=-1)
+    layer.codes.fill_(9)
+    layer.scales.fill_(1.0)
+    assert kernels.linear(packing.pack(layer), x + 2**-10, DType.F32).item() == 1 + 2**-10
+
+
+def test_nan_and_inf_stay_in_their_row(kernels: CpuKernels) -> None:
+    layer = packing.pack(random_layer(n=65, k=130, bias=True))
+    x = torch.randn(6, 130).half()
+    clean = kernels.linear(layer, x, DType.F32)
+    x[1, 3], x[4, 129] = float("nan"), float("inf")
+    y = kernels.linear(layer, x, DType.F32)
+    assert y[1].isnan().all()
+    assert not y[4].isfinite().any()
+    assert torch.equal(y[[0, 2, 3, 5]], clean[[0, 2, 3, 5]])
+
+
+def test_a_row_does_not_depend_on_its_company(kernels: CpuKernels) -> None:
+    layer = packing.pack(random_layer(n=128, k=512))
+    x = torch.randn(70, 512).bfloat16()
+    together = kernels.linear(layer, x, DType.F32)
+    for row in (0, 31, 32, 69):
+        assert torch.equal(kernels.linear(layer, x[row : row + 1], DType.F32)[0], together[row])
+
+
+def test_strided_rows(kernels: CpuKernels) -> None:
+    layer = packing.pack(random_layer(n=64, k=128))
+    wide = torch.randn(9, 200).half()
+    y = kernels.linear(layer, wide[::2, 5:133], DType.F16)
+    assert torch.equal(y, kernels.linear(layer, wide[::2, 5:133].contiguous(), DType.F16))
+    with pytest.raises(ValueError, match="contiguous"):
+        kernels.linear(layer, torch.randn(128, 4).half().T, DType.F16)
+
+
+def test_no_rows(kernels: CpuKernels) -> None:
+    y = kernels.linear(packing.pack(random_layer(n=7, k=9)), torch.empty(0, 9).half(), DType.F16)
+    assert y.shape == (0, 7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_gather_is_indexing(kernels: CpuKernels, dtype: torch.dtype) -> None:
+    x = torch.randn(20, 77).to(dtype)[::2]
+    permutation = torch.randperm(77).int()
+    assert torch.equal(kernels.gather(x, permutation), x[:, permutation.long()])
+
+
+def test_the_torch_path_answers_too() -> None:
+    layer = random_layer(n=30, k=70, bias=True, permuted=True)
+    assert_close(TorchKernels(), layer, torch.randn(4, 70).half(), DType.F16)
+
+
+def test_without_a_compiler_the_torch_path_is_taken_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    kernels = load_kernels(cache_dir=tmp_path, threads=1)
+    assert kernels.name == "torch"
+    assert "install g++" in kernels.description
+
+
+def test_a_source_that_does_not_compile_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(build, "CPU_FLAGS", ("-std=c++17", "-DQL_F16=broken"))
+    with pytest.raises(build.BuildError, match=r"compiling the CPU kernels failed:(.|\n)*error"):
+        load_kernels(cache_dir=tmp_path, threads=1)
+    assert not list(tmp_path.rglob("*.so"))
+
+
+def test_the_library_is_built_once_and_again_after_an_edit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first = build.build_cpu_library(tmp_path)
+    stamp = first.stat().st_mtime_ns
+    assert build.build_cpu_library(tmp_path) == first
+    assert first.stat().st_mtime_ns == stamp
+    monkeypatch.setattr(build, "CPU_FLAGS", (*build.CPU_FLAGS, "-DEDITED"))
+    assert build.build_cpu_library(tmp_path) != first
