@@ -17,9 +17,19 @@ typedef enum ql_status {
   QL_BAD_DTYPE = 4,       // a dtype is none of ql_dtype, or item_bytes neither 2 nor 4
   QL_NULL_POINTER = 5,    // x, qweight, scales or y is null
   QL_OUT_OF_MEMORY = 6,   // a scratch buffer could not be allocated
+  QL_BAD_BODY = 7,        // this processor cannot run that ql_cpu_body, or there is none such
 } ql_status;
 
 typedef enum ql_dtype { QL_F16 = 1, QL_BF16 = 2, QL_F32 = 3 } ql_dtype;
+
+// Bodies of the CPU kernel. All compute the same sums in an order of their own.
+typedef enum ql_cpu_body {
+  QL_BODY_BEST = 0,         // the last of these that this processor can run
+  QL_BODY_PLAIN = 1,        // one loop, any processor
+  QL_BODY_AVX2 = 2,         // AVX2, FMA, F16C: float32 products
+  QL_BODY_AVX512 = 3,       // AVX-512 F, BW, VL: float32 products
+  QL_BODY_AVX512_BF16 = 4,  // AVX512_BF16: bfloat16 products, exact, for 4-bit codes
+} ql_cpu_body;
 
 // y[m, n] = x[m, k] * W^T + bias, W[n, k] = scale[k / group_size, n] * (code[k, n] - zero).
 // Rows of x and y are contiguous in their last dimension; strides are in elements.
@@ -37,8 +47,8 @@ typedef struct ql_linear_params {
   int32_t x_dtype;        // ql_dtype
   int32_t compute_dtype;  // ql_dtype: what float32 x is rounded to first; QL_F32 rounds nothing
   int32_t scale_dtype, bias_dtype, y_dtype;
-  int32_t threads;   // at most so many threads; 1 or more
-  int32_t reserved;  // 0
+  int32_t threads;  // at most so many threads; 1 or more
+  int32_t body;     // ql_cpu_body; ignored on a GPU
 } ql_linear_params;
 
 // out[m, i] = x[m, permutation[i]]: the gather that act-order layers need before ql_*_linear.
@@ -55,6 +65,9 @@ typedef struct ql_gather_params {
 // Both return a ql_status, never throw, and may be called from many threads at once.
 int ql_cpu_linear(const ql_linear_params* params);
 int ql_cpu_gather(const ql_gather_params* params);
+
+// The body that QL_BODY_BEST means on this processor for layers of `bits`, as a ql_cpu_body.
+int ql_cpu_best_body(int bits);
 
 // One sentence for people; never null.
 const char* ql_status_text(int status);

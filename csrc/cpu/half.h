@@ -8,7 +8,12 @@
 
 #include "linear_params.h"
 
+#ifndef QL_BODY_NAMESPACE
+#error "define QL_BODY_NAMESPACE: copies compiled for different processors must not be merged"
+#endif
+
 namespace qlinear::cpu {
+namespace QL_BODY_NAMESPACE {
 
 inline uint32_t float_bits(float value) {
   uint32_t bits;
@@ -75,4 +80,5 @@ inline void store_float(void* base, int64_t index, int dtype, float value) {
   }
 }
 
+}  // namespace QL_BODY_NAMESPACE
 }  // namespace qlinear::cpu

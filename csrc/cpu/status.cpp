@@ -18,6 +18,8 @@ extern "C" const char* ql_status_text(int status) {
       return "a required pointer is null";
     case QL_OUT_OF_MEMORY:
       return "a scratch buffer could not be allocated";
+    case QL_BAD_BODY:
+      return "this processor cannot run that body, or not for these bits";
     default:
       return "unknown status";
   }

@@ -38,7 +38,7 @@ def good_params(buffers: list[torch.Tensor]) -> _LinearParams:
         ("y_row_stride", 63, 1), ("bits", 3, 2), ("group_size", 48, 3), ("group_size", 0, 3),
         ("x_dtype", 0, 4), ("y_dtype", 9, 4), ("scale_dtype", -1, 4), ("compute_dtype", 7, 4),
         ("x", None, 5), ("y", None, 5), ("qweight", None, 5), ("scales", None, 5),
-        ("m", 0, 0), ("threads", 0, 0), ("threads", -3, 0),
+        ("body", 9, 7), ("body", -1, 7), ("m", 0, 0), ("threads", 0, 0), ("threads", -3, 0),
     ],
 )  # fmt: skip
 def test_each_bad_parameter_has_its_status(

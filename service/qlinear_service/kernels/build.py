@@ -7,6 +7,7 @@ server runs the same code at start and finds the result.
 
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,28 @@ __all__ = ["CPU_SOURCES", "SOURCE_ROOT", "ToolMissing", "build_cpu_library", "de
 SOURCE_ROOT = Path(__file__).resolve().parents[1] / "csrc"
 """The C++ sources: a link to the checkout's csrc/, a copy of it in an installed package."""
 
-CPU_SOURCES = ("cpu/linear.cpp", "cpu/gather.cpp", "cpu/status.cpp")
+AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c")
+# g++ 12 warns of uninitialized variables inside its own AVX-512 headers (GCC bug 105593).
+AVX512_FLAGS = (
+    *AVX2_FLAGS,
+    "-mavx512f",
+    "-mavx512bw",
+    "-mavx512vl",
+    "-Wno-uninitialized",
+    "-Wno-maybe-uninitialized",
+)
+
+CPU_SOURCES: dict[str, tuple[str, ...]] = {
+    "cpu/linear.cpp": (),
+    "cpu/gather.cpp": (),
+    "cpu/status.cpp": (),
+    "cpu/body_plain.cpp": (),
+    "cpu/body_avx2.cpp": AVX2_FLAGS,
+    "cpu/body_avx512.cpp": AVX512_FLAGS,
+    "cpu/body_avx512_bf16.cpp": (*AVX512_FLAGS, "-mavx512bf16"),
+}
+"""Every source of the CPU library with the flags of its instruction set. The library asks the
+processor before it calls a body, so one build serves all x86-64 machines."""
 
 # No -ffast-math: sums keep their order and NaN stays NaN.
 CPU_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-Wall", "-Wextra", "-Werror")
@@ -94,12 +116,19 @@ def _path() -> str:
 
 def _content_hash(tools: _Toolchain) -> str:
     digest = hashlib.sha256()
-    digest.update(f"{tools.version}\0{CPU_FLAGS}".encode())
+    digest.update(f"{tools.version}\0{CPU_FLAGS}\0{_cpu_sources()}".encode())
     # Every file that a source could include, not a list that somebody forgets to extend.
     for source in sorted([*SOURCE_ROOT.glob("*.h"), *SOURCE_ROOT.glob("cpu/*")]):
         digest.update(f"\0{source.name}\0".encode())
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _cpu_sources() -> dict[str, tuple[str, ...]]:
+    """Return the sources for this machine: bodies of x86 are left out elsewhere."""
+    if platform.machine() in ("x86_64", "AMD64"):
+        return CPU_SOURCES
+    return {source: flags for source, flags in CPU_SOURCES.items() if not flags}
 
 
 def _run_ninja(tools: _Toolchain, work_dir: Path, name: str) -> Path:
@@ -111,9 +140,10 @@ def _run_ninja(tools: _Toolchain, work_dir: Path, name: str) -> Path:
         "rule link",
         f"  command = {_escape(tools.compiler)} -shared -fopenmp $in -o $out",
     ]
-    for source in CPU_SOURCES:
+    for source, flags in _cpu_sources().items():
         objects.append(f"{Path(source).stem}.o")
         lines.append(f"build {objects[-1]}: compile {_escape(SOURCE_ROOT / source)}")
+        lines.append(f"  flags = $flags {' '.join(flags)}")
     lines.append(f"build {name}: link {' '.join(objects)}")
     (work_dir / "build.ninja").write_text("\n".join(lines) + "\n")
     done = subprocess.run(

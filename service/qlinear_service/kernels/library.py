@@ -5,6 +5,7 @@ computed. Both classes answer the same two questions: what am I, and what is y.
 """
 
 import ctypes
+from enum import IntEnum
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +17,7 @@ from qlinear_service.kernels import build, layout, reference
 from qlinear_service.kernels.torch_types import from_torch, to_torch
 from qlinear_service.layers import QuantizedLinear
 
-__all__ = ["CpuKernels", "Kernels", "TorchKernels", "load_kernels"]
+__all__ = ["CpuBody", "CpuKernels", "Kernels", "TorchKernels", "load_kernels"]
 
 
 class Kernels(Protocol):
@@ -32,6 +33,16 @@ class Kernels(Protocol):
         ...
 
 
+class CpuBody(IntEnum):
+    """Bodies of the CPU kernel: ql_cpu_body in csrc/linear_params.h."""
+
+    BEST = 0
+    PLAIN = 1
+    AVX2 = 2
+    AVX512 = 3
+    AVX512_BF16 = 4
+
+
 class _LinearParams(ctypes.Structure):
     """Mirror of ql_linear_params; the loader compares its size with the library's own."""
 
@@ -40,7 +51,7 @@ class _LinearParams(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("m", "n", "k", "x_row_stride", "y_row_stride")),
         ("group_size", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("bits", "x_dtype", "compute_dtype", "scale_dtype")),
-        *((name, ctypes.c_int32) for name in ("bias_dtype", "y_dtype", "threads", "reserved")),
+        *((name, ctypes.c_int32) for name in ("bias_dtype", "y_dtype", "threads", "body")),
     ]
 
 
@@ -60,6 +71,7 @@ class CpuKernels:
     Args:
         library_path: what `build.build_cpu_library` returned.
         threads: most OpenMP threads of one call.
+        body: which body computes; BEST is the fastest that this processor can run.
 
     Raises:
         BuildError: the file is no fitting library.
@@ -67,7 +79,7 @@ class CpuKernels:
 
     name = "cpu"
 
-    def __init__(self, library_path: Path, *, threads: int) -> None:
+    def __init__(self, library_path: Path, *, threads: int, body: CpuBody = CpuBody.BEST) -> None:
         try:
             self._library = ctypes.CDLL(str(library_path))
             status_text = self._library.ql_status_text
@@ -76,7 +88,9 @@ class CpuKernels:
         status_text.restype = ctypes.c_char_p
         self._status_text = status_text
         self._threads = threads
-        self.description = f"CPU kernels, plain body, at most {threads} threads"
+        self.body = body
+        names = [f"{self._body_for(bits).name} for {bits} bits" for bits in layout.BITS]
+        self.description = f"CPU kernels, {' and '.join(names)}, at most {threads} threads"
         found = (
             self._library.ql_layout_version(),
             self._library.ql_linear_params_bytes(),
@@ -117,6 +131,7 @@ class CpuKernels:
             bias_dtype=DType.F32 if layer.bias is None else from_torch(layer.bias.dtype),
             y_dtype=output_dtype,
             threads=self._threads,
+            body=self.body,
         )
         status = self._library.ql_cpu_linear(ctypes.byref(params))
         self._check(status, f"linear m={x.shape[0]} {spec.shape}")
@@ -138,6 +153,11 @@ class CpuKernels:
         status = self._library.ql_cpu_gather(ctypes.byref(params))
         self._check(status, f"gather m={x.shape[0]} k={x.shape[1]}")
         return out
+
+    def _body_for(self, bits: int) -> CpuBody:
+        if self.body is not CpuBody.BEST:
+            return self.body
+        return CpuBody(self._library.ql_cpu_best_body(bits))
 
     def _check(self, status: int, operation: str) -> None:
         if status != 0:
