@@ -66,6 +66,10 @@ typedef struct ql_gather_params {
 int ql_cpu_linear(const ql_linear_params* params);
 int ql_cpu_gather(const ql_gather_params* params);
 
+// out[n_count, k]: float32 weights of the features from n_begin on, which is a multiple of 16.
+// Takes qweight, scales, zeros, n, k, bits, group_size, scale_dtype and threads from `params`.
+int ql_cpu_dequantize(const ql_linear_params* params, int64_t n_begin, int64_t n_count, float* out);
+
 // The body that QL_BODY_BEST means on this processor for layers of `bits`, as a ql_cpu_body.
 int ql_cpu_best_body(int bits);
 

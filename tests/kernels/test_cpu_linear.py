@@ -2,22 +2,24 @@
 
 import itertools
 import subprocess
-from pathlib import Path
 
 import pytest
 import torch
+from closeness import assert_close, kernels_are
 from random_layers import random_layer
 
 from qlinear_service.dtypes import DType
 from qlinear_service.kernels import build, layout, packing, reference
-from qlinear_service.kernels.library import CpuBody, CpuKernels, Kernels, TorchKernels, load_kernels
+from qlinear_service.kernels.library import CpuBody, CpuKernels, TorchKernels
 from qlinear_service.kernels.torch_types import to_torch
 from qlinear_service.layers import LogicalLayer
+
+LIBRARY = build.build_cpu_library(build.default_cache_dir())
 
 
 def has_body(body: CpuBody) -> bool:
     """Ask the library itself: a bad body is a status of its own."""
-    kernels = CpuKernels(build.build_cpu_library(build.default_cache_dir()), threads=1, body=body)
+    kernels = CpuKernels(LIBRARY, threads=1, body=body)
     try:
         kernels.linear(packing.pack(random_layer(n=1, k=1)), torch.ones(1, 1).half(), DType.F16)
     except RuntimeError as error:
@@ -35,36 +37,8 @@ def has_body(body: CpuBody) -> bool:
 def kernels(request: pytest.FixtureRequest) -> CpuKernels:
     if not has_body(request.param):
         pytest.skip(f"this processor has no {request.param.name}")
-    library_path = build.build_cpu_library(build.default_cache_dir())
-    return CpuKernels(library_path, threads=2, body=request.param)
-
-
-def kernels_are(kernels: Kernels, body: CpuBody) -> bool:
-    return isinstance(kernels, CpuKernels) and kernels.body is body
-
-
-def assert_close(kernels: Kernels, layer: LogicalLayer, x: torch.Tensor, dtype: DType) -> None:
-    """Compare every element with float64, within a bound made of k and the dtypes alone.
-
-    Summing k products in float32 in any order errs by at most k 2^-24 sum |x w| (Higham, Accuracy
-    and Stability of Numerical Algorithms, 4.2); one more such term for the bias; then the result is
-    rounded once, by half a unit of the output dtype in the last place.
-    """
-    if kernels_are(kernels, CpuBody.AVX512_BF16) and layer.spec.bits != 4:
-        pytest.skip("this body is for 4 bits")
-    y = kernels.linear(packing.pack(layer), x, dtype)
-    assert y.dtype == to_torch(dtype)
-    assert y.shape == (x.shape[0], layer.spec.n)
-    exact = reference.linear(layer, x, output_dtype=DType.F32, precision=torch.float64).double()
-    weight = reference.dequantize(layer).double()
-    total = x.double().abs() @ weight.abs().T
-    if layer.bias is not None:
-        total += layer.bias.double().abs()
-    half_unit = {DType.F16: 2**-11, DType.BF16: 2**-8, DType.F32: 2**-24}[dtype]
-    # 2^-24 once more for the float32 rounding of `exact`; 2^-25 for subnormal float16 results.
-    bound = (layer.spec.k + 2) * 2**-24 * total + (half_unit + 2**-24) * exact.abs() + 2**-25
-    worst = ((y.double() - exact).abs() / bound).max().item() if y.numel() else 0.0
-    assert worst <= 1.0, f"{layer.spec.shape}: {worst:.2f} times the bound"
+    # The body itself at every m; slabs have tests of their own.
+    return CpuKernels(LIBRARY, threads=2, body=request.param, slab_rows={})
 
 
 @pytest.mark.parametrize("bits", layout.BITS)
@@ -215,13 +189,13 @@ def test_gather_is_indexing(kernels: CpuKernels, dtype: torch.dtype) -> None:
 
 
 def test_best_is_the_fastest_body_that_runs_here() -> None:
-    best = CpuKernels(build.build_cpu_library(build.default_cache_dir()), threads=1)
+    best = CpuKernels(LIBRARY, threads=1)
     for bits in layout.BITS:
         layer, x = packing.pack(random_layer(n=64, k=256, bits=bits)), torch.randn(3, 256).half()
         y = best.linear(layer, x, DType.F32)
         bodies = [b for b in CpuBody if b is not CpuBody.BEST and has_body(b)]
         fastest = [b for b in bodies if bits == 4 or b is not CpuBody.AVX512_BF16][-1]
-        path = build.build_cpu_library(build.default_cache_dir())
+        path = LIBRARY
         assert torch.equal(y, CpuKernels(path, threads=1, body=fastest).linear(layer, x, DType.F32))
         assert f"{fastest.name} for {bits} bits" in best.description
 
@@ -240,44 +214,12 @@ def test_each_body_is_bitwise_repeatable(kernels: CpuKernels) -> None:
 
 def test_no_inline_function_is_shared_between_instruction_sets() -> None:
     """A weak symbol outside a body's namespace could be merged into code for a newer processor."""
-    library_path = build.build_cpu_library(build.default_cache_dir())
     listed = subprocess.run(
-        ["nm", "-C", str(library_path)], check=True, capture_output=True, text=True
+        ["nm", "-C", str(LIBRARY)], check=True, capture_output=True, text=True
     ).stdout.splitlines()
     weak = [line.split(maxsplit=2)[2] for line in listed if line[17:18] in "WVu"]
-    bodies = ("avx2", "avx512", "avx512_bf16", "plain")
+    bodies = ("avx2", "avx512", "avx512_bf16", "dequantize", "plain")
     ours = [name for name in weak if "qlinear::" in name]
     shared = [n for n in ours if not any(f"qlinear::cpu::{body}::" in n for body in bodies)]
     assert ours
     assert not shared
-
-
-def test_without_a_compiler_the_torch_path_is_taken_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    kernels = load_kernels(cache_dir=tmp_path, threads=1)
-    assert kernels.name == "torch"
-    assert "install g++" in kernels.description
-
-
-def test_a_source_that_does_not_compile_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(build, "CPU_SOURCES", {"cpu/status.cpp": ("-DQL_OK=broken",)})
-    with pytest.raises(build.BuildError, match=r"compiling the CPU kernels failed:(.|\n)*error"):
-        load_kernels(cache_dir=tmp_path, threads=1)
-    assert not list(tmp_path.rglob("*.so"))
-
-
-def test_the_library_is_built_once_and_again_after_an_edit(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(build, "CPU_SOURCES", {"cpu/status.cpp": ()})
-    first = build.build_cpu_library(tmp_path)
-    stamp = first.stat().st_mtime_ns
-    assert build.build_cpu_library(tmp_path) == first
-    assert first.stat().st_mtime_ns == stamp
-    monkeypatch.setattr(build, "CPU_FLAGS", (*build.CPU_FLAGS, "-DEDITED"))
-    assert build.build_cpu_library(tmp_path) != first

@@ -17,7 +17,14 @@ from pathlib import Path
 
 from qlinear_service.errors import BuildError
 
-__all__ = ["CPU_SOURCES", "SOURCE_ROOT", "ToolMissing", "build_cpu_library", "default_cache_dir"]
+__all__ = [
+    "CPU_SOURCES",
+    "SOURCE_ROOT",
+    "ToolMissing",
+    "build_cpu_library",
+    "default_cache_dir",
+    "main",
+]
 
 SOURCE_ROOT = Path(__file__).resolve().parents[1] / "csrc"
 """The C++ sources: a link to the checkout's csrc/, a copy of it in an installed package."""
@@ -37,6 +44,7 @@ CPU_SOURCES: dict[str, tuple[str, ...]] = {
     "cpu/linear.cpp": (),
     "cpu/gather.cpp": (),
     "cpu/status.cpp": (),
+    "cpu/dequantize.cpp": (),
     "cpu/body_plain.cpp": (),
     "cpu/body_avx2.cpp": AVX2_FLAGS,
     "cpu/body_avx512.cpp": AVX512_FLAGS,

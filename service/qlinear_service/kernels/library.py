@@ -5,6 +5,7 @@ computed. Both classes answer the same two questions: what am I, and what is y.
 """
 
 import ctypes
+from collections.abc import Mapping
 from enum import IntEnum
 from pathlib import Path
 from typing import Protocol
@@ -65,6 +66,15 @@ class _GatherParams(ctypes.Structure):
     ]
 
 
+SLAB_ROWS: Mapping[CpuBody, int] = {CpuBody.PLAIN: 8, CpuBody.AVX2: 512}
+"""From so many rows on, torch's float32 product of dequantized slabs beats that body; the AVX-512
+bodies are never beaten (measured: docs/performance.md)."""
+
+SLAB_FEATURES = 64
+"""Output features dequantized at a time: 1 MiB at k = 4096, an eighth of the packed layer, and as
+fast as any larger slab."""
+
+
 class CpuKernels:
     """The compiled CPU kernels.
 
@@ -72,6 +82,7 @@ class CpuKernels:
         library_path: what `build.build_cpu_library` returned.
         threads: most OpenMP threads of one call.
         body: which body computes; BEST is the fastest that this processor can run.
+        slab_rows: for each body, from how many rows on slabs are dequantized for torch instead.
 
     Raises:
         BuildError: the file is no fitting library.
@@ -79,7 +90,14 @@ class CpuKernels:
 
     name = "cpu"
 
-    def __init__(self, library_path: Path, *, threads: int, body: CpuBody = CpuBody.BEST) -> None:
+    def __init__(
+        self,
+        library_path: Path,
+        *,
+        threads: int,
+        body: CpuBody = CpuBody.BEST,
+        slab_rows: Mapping[CpuBody, int] = SLAB_ROWS,
+    ) -> None:
         try:
             self._library = ctypes.CDLL(str(library_path))
             status_text = self._library.ql_status_text
@@ -89,6 +107,7 @@ class CpuKernels:
         self._status_text = status_text
         self._threads = threads
         self.body = body
+        self._slab_rows = slab_rows
         names = [f"{self._body_for(bits).name} for {bits} bits" for bits in layout.BITS]
         self.description = f"CPU kernels, {' and '.join(names)}, at most {threads} threads"
         found = (
@@ -111,31 +130,59 @@ class CpuKernels:
         if layer.k_permutation is not None:
             x = self.gather(x, layer.k_permutation)
         y = torch.empty((x.shape[0], spec.n), dtype=to_torch(output_dtype))
-        params = _LinearParams(
-            x=x.data_ptr(),
+        params = self._params(layer)
+        slab_rows = self._slab_rows.get(self._body_for(spec.bits))
+        if slab_rows is not None and x.shape[0] >= slab_rows:
+            self._multiply_slabs(layer, params, x, y)
+            return y
+        params.x, params.y, params.m = x.data_ptr(), y.data_ptr(), x.shape[0]
+        params.x_row_stride, params.y_row_stride = max(x.stride(0), spec.k), spec.n
+        params.x_dtype, params.y_dtype = from_torch(x.dtype), output_dtype
+        status = self._library.ql_cpu_linear(ctypes.byref(params))
+        self._check(status, f"linear m={x.shape[0]} {spec.shape}")
+        return y
+
+    def _params(self, layer: QuantizedLinear) -> _LinearParams:
+        """Return what the library must know of `layer`; activations are still to be filled in."""
+        spec = layer.spec
+        return _LinearParams(
             qweight=layer.qweight.data_ptr(),
             scales=layer.scales.data_ptr(),
             zeros=None if layer.zeros is None else layer.zeros.data_ptr(),
             bias=None if layer.bias is None else layer.bias.data_ptr(),
-            y=y.data_ptr(),
-            m=x.shape[0],
             n=spec.n,
             k=spec.k,
-            x_row_stride=max(x.stride(0), spec.k),
-            y_row_stride=spec.n,
             group_size=spec.group_size,
             bits=spec.bits,
-            x_dtype=from_torch(x.dtype),
             compute_dtype=spec.compute_dtype,
             scale_dtype=spec.scale_dtype,
             bias_dtype=DType.F32 if layer.bias is None else from_torch(layer.bias.dtype),
-            y_dtype=output_dtype,
             threads=self._threads,
             body=self.body,
         )
-        status = self._library.ql_cpu_linear(ctypes.byref(params))
-        self._check(status, f"linear m={x.shape[0]} {spec.shape}")
-        return y
+
+    def _multiply_slabs(
+        self, layer: QuantizedLinear, params: _LinearParams, x: torch.Tensor, y: torch.Tensor
+    ) -> None:
+        """Fill y with the products of x and slabs of float32 weights."""
+        spec = layer.spec
+        if x.dtype == torch.float32:
+            x = x.to(to_torch(spec.compute_dtype))
+        wide = x.float()
+        slab = torch.empty((SLAB_FEATURES, spec.k))
+        for begin in range(0, spec.n, SLAB_FEATURES):
+            count = min(SLAB_FEATURES, spec.n - begin)
+            status = self._library.ql_cpu_dequantize(
+                ctypes.byref(params),
+                ctypes.c_int64(begin),
+                ctypes.c_int64(count),
+                ctypes.c_void_p(slab.data_ptr()),
+            )
+            self._check(status, f"dequantize n={begin}:{begin + count} {spec.shape}")
+            product = wide @ slab[:count].T
+            if layer.bias is not None:
+                product += layer.bias[begin : begin + count].float()
+            y[:, begin : begin + count] = product
 
     def gather(self, x: torch.Tensor, k_permutation: torch.Tensor) -> torch.Tensor:
         """Return x [m, k] with column i taken from column k_permutation[i]."""

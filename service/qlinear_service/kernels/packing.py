@@ -14,7 +14,15 @@ from qlinear_service.kernels import layout
 from qlinear_service.kernels.torch_types import to_torch
 from qlinear_service.layers import LayerSpec, LogicalLayer, QuantizedLinear
 
-__all__ = ["pack", "pack_codes", "pack_columns", "unpack", "unpack_codes", "unpack_columns"]
+__all__ = [
+    "pack",
+    "pack_codes",
+    "pack_columns",
+    "stored_groups",
+    "unpack",
+    "unpack_codes",
+    "unpack_columns",
+]
 
 
 @dataclass(frozen=True, slots=True)
