@@ -177,7 +177,8 @@ def _read_tensor(x: Any, torch: Any) -> Activations:
 
     # numpy has no bfloat16: two-byte elements pass through as integers of the same bits.
     same_bits = torch.int16 if element.itemsize == 2 else torch.int32
-    values = x.detach().cpu().resolve_neg().contiguous().view(same_bits).numpy()
+    # The view sees memory, not values, so a lazily negated tensor has to be made real first.
+    values = x.detach().cpu().resolve_neg().view(same_bits).numpy()
     return Activations(
         element=element,
         shape=tuple(x.shape),

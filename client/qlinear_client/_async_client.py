@@ -154,7 +154,7 @@ class AsyncClient:
 
     async def _send(
         self,
-        method: grpc.aio.UnaryUnaryMultiCallable[Request, Reply],
+        method: "grpc.aio.UnaryUnaryMultiCallable[Request, Reply]",
         request: Request,
         deadline: _core.Deadline,
     ) -> Reply:

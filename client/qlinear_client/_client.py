@@ -151,7 +151,7 @@ class Client:
 
     def _send(
         self,
-        method: grpc.UnaryUnaryMultiCallable[Request, Reply],
+        method: "grpc.UnaryUnaryMultiCallable[Request, Reply]",
         request: Request,
         deadline: _core.Deadline,
     ) -> Reply:

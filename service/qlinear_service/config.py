@@ -68,9 +68,7 @@ def _option(
     )
 
 
-def _computed_option(
-    factory: Callable[[], T], doc: str, *, minimum: float | None = None
-) -> T:
+def _computed_option(factory: Callable[[], T], doc: str, *, minimum: float | None = None) -> T:
     return field(default_factory=factory, metadata={"doc": doc, "minimum": minimum})
 
 
@@ -96,13 +94,19 @@ class ServerConfig(_Group):
         "127.0.0.1", "Address to listen on; the default is reachable from this machine only."
     )
     port: int = _option(
-        50051, "Port of the gRPC service; 0 picks a free one and prints it.", minimum=0, maximum=65535
+        50051,
+        "Port of the gRPC service; 0 picks a free one and prints it.",
+        minimum=0,
+        maximum=65535,
     )
     metrics_port: int = _option(
         9464, "Reserved for metrics; nothing listens there yet.", minimum=0, maximum=65535
     )
     frontends: int = _option(
-        0, "Front-end processes; 0, all in one process, is the only value so far.", minimum=0, maximum=0
+        0,
+        "Front-end processes; 0, all in one process, is the only value so far.",
+        minimum=0,
+        maximum=0,
     )
     drain_delay_seconds: float = _option(
         1.0,
@@ -152,7 +156,9 @@ class LimitsConfig(_Group):
         262144, "Most rows that may wait; beyond it calls are told to come again.", minimum=1
     )
     max_queue_bytes: int = _option(
-        GIB, "Memory for calls that wait or run; beyond it calls are told to come again.", minimum=1024
+        GIB,
+        "Memory for calls that wait or run; beyond it calls are told to come again.",
+        minimum=1024,
     )
     max_queue_age_seconds: float = _option(
         5.0,
@@ -184,7 +190,7 @@ class LimitsConfig(_Group):
 
     @property
     def max_message_bytes(self) -> int:
-        """The transport limit, so far above max_request_bytes that our own text is what one sees."""
+        """GRPC's own limit, well above ours, so that callers see our text and not its."""
         return 2 * self.max_request_bytes
 
 
@@ -214,7 +220,7 @@ class KernelConfig(_Group):
     cpu_threads: int = _computed_option(
         _usable_cores, "Most threads of one CPU computation; default: all usable cores.", minimum=1
     )
-    cache_dir: Path = _computed_option(
+    cache_dir: Path = _computed_option(  # noqa: RUF009 - a field specifier
         default_cache_dir, "Folder of built kernels; may be read-only or absent."
     )
     torch_only: bool = _option(

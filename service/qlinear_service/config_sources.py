@@ -203,7 +203,7 @@ def _convert(option: _Option, raw: object, origin: str) -> Any:
         of_kind = isinstance(raw, (str, int) if kind is int else (str, int, float))
         try:
             if of_kind and not isinstance(raw, bool):
-                return kind(raw)  # type: ignore[operator]
+                return kind(raw)
         except ValueError:
             pass
         raise ConfigError(problem % ("a whole number" if kind is int else "a number"))

@@ -1,8 +1,10 @@
-"""A small server on loopback that multiplies with numpy: the contract without the real server.
+"""A small server on loopback that multiplies with numpy, and clients of both kinds for it.
 
 It follows linear.proto on valid calls; `abort`, `delay_seconds` and `reply` make it misbehave.
 """
 
+import asyncio
+import inspect
 from collections.abc import Iterator
 from concurrent import futures
 from dataclasses import dataclass, field
@@ -16,6 +18,7 @@ import pytest
 
 from qlinear.v1 import linear_pb2 as pb
 from qlinear.v1 import linear_pb2_grpc as pb_grpc
+from qlinear_client import AsyncClient, Client
 
 K, N = 6, 4
 NUMPY_DTYPES = {
@@ -108,3 +111,33 @@ def fake() -> Iterator[FakeServicer]:
     yield servicer
     servicer.released.set()
     server.stop(None).wait()
+
+
+class Blocking:
+    """Gives an AsyncClient the face of a Client."""
+
+    def __init__(self, target: str, **options: Any) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.client = AsyncClient(target, **options)  # made outside the loop that uses it
+
+    def __getattr__(self, name: str) -> Any:
+        member = getattr(self.client, name)
+        if not inspect.iscoroutinefunction(member):
+            return member
+        return lambda *a, **kw: self.loop.run_until_complete(member(*a, **kw))
+
+
+@pytest.fixture(params=[Client, Blocking], ids=["sync", "async"])
+def connect(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A function that opens a client of either kind; all are closed at the end."""
+    opened: list[Any] = []
+
+    def open_client(target: str, **options: Any) -> Any:
+        opened.append(request.param(target, **options))
+        return opened[-1]
+
+    yield open_client
+    for client in opened:
+        client.close()
+        if isinstance(client, Blocking):
+            client.loop.close()

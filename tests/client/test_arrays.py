@@ -117,6 +117,12 @@ def test_torch_tensors_come_back_as_torch(dtype: torch.dtype) -> None:
     assert sent.restore(b"", (0, 3), sent.element).shape == (0, 3)
 
 
+def test_lazily_negated_tensors_send_their_values() -> None:
+    x = torch.complex(torch.ones(2, 3), torch.full((2, 3), 2.0)).conj().imag
+    assert x.is_neg()
+    assert read_activations(x).raw == np.full((2, 3), -2, np.float32).tobytes()
+
+
 def test_torch_and_numpy_send_the_same_bytes() -> None:
     x = torch.randn(5, 7)
     assert read_activations(x).raw == read_activations(x.numpy()).raw
@@ -158,7 +164,7 @@ else:
 
 def test_importing_the_client_imports_neither_torch_nor_the_service() -> None:
     script = (
-        "import sys, qlinear_client; "
+        "import sys; from qlinear_client import Client; "
         "print([m for m in ('torch', 'qlinear_service', 'prometheus_client') if m in sys.modules])"
     )
     done = subprocess.run(

@@ -98,7 +98,7 @@ def read_configuration(folder: Path) -> QuantizationConfig | None:
 
 def _settings(path: Path) -> dict[str, Any] | None:
     """Return the non-null quantization settings of one file under their usual names."""
-    content = strict_json.read_object(path)
+    content: Any = strict_json.read_object(path)
     if path.name == "config.json":
         content = content.get("quantization_config", content.get("compression_config"))
         if content is None:

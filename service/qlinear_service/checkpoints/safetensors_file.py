@@ -7,9 +7,11 @@ sentence. Tensors come back as views of the mapped file: nothing is copied.
 
 import re
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -61,14 +63,13 @@ class SafetensorsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._refuse_foreign()
         try:
-            self._file = safe_open(str(path), framework="pt")
-        except SafetensorError as error:
-            raise self._explained(str(error)) from None
+            self._refuse_foreign()
+            # The library's stub leaves get_tensor untyped.
+            self._mapped: Callable[[str], torch.Tensor] = self._opened().get_tensor
+            header = self._header()
         except OSError as error:
             raise CheckpointError(path, f"cannot be read: {error.strerror or error}") from None
-        header = self._header()
         self.metadata: dict[str, str] = header.pop("__metadata__", None) or {}
         self.tensors = {
             name: TensorInfo(path, entry["dtype"], tuple(entry["shape"]))
@@ -81,27 +82,30 @@ class SafetensorsFile:
     def load(self, name: str) -> torch.Tensor:
         """Return the tensor `name` of `tensors`, a view of the mapped file."""
         try:
-            tensor: torch.Tensor = self._file.get_tensor(name)
+            return self._mapped(name)
         except SafetensorError as error:
             raise CheckpointError(self.path, f"cannot be mapped: {error}", tensor=name) from None
-        return tensor
 
     def _refuse_foreign(self) -> None:
         if not self.path.is_file():
             found = "is not a regular file" if self.path.exists() else "does not exist"
             raise CheckpointError(self.path, f"{found}; expected a safetensors file")
-        try:
-            pickled = is_pickle(self.path)
-        except OSError as error:
-            raise CheckpointError(self.path, f"cannot be read: {error.strerror}") from None
-        if pickled:
+        if is_pickle(self.path):
             raise CheckpointError(
                 self.path,
                 "is a pickle or zip file, which is never opened because loading it can run code; "
                 "convert it to safetensors",
             )
 
-    def _header(self) -> dict[str, dict[str, str]]:
+    def _opened(self) -> safe_open:
+        try:
+            return safe_open(str(self.path), framework="pt")
+        except SafetensorError as error:
+            # The library quotes names from the file, which may hold anything.
+            message = "".join(c if c.isprintable() else "?" for c in str(error))
+            raise self._explained(message) from None
+
+    def _header(self) -> dict[str, Any]:
         with self.path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(_LENGTH_BYTES))
             return strict_json.parse_object(file.read(length), self.path)

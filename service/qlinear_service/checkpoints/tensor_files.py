@@ -32,18 +32,26 @@ class TensorFiles:
         self.unindexed: list[str] = []
         """Tensors that lie in a shard but are not, or are elsewhere, in the index."""
         self._files: dict[Path, SafetensorsFile] = {}
-        index = _find_index(folder)
-        if index is None:
-            self._open_all()
-        else:
-            self._open_indexed(index)
+        try:
+            index = _find_index(folder)
+            if index is None:
+                self._open_all()
+            else:
+                self._open_indexed(index)
+        except OSError as error:
+            raise CheckpointError(folder, f"cannot be read: {error.strerror}") from None
 
     def load(self, name: str) -> torch.Tensor:
         """Return the tensor `name` of `tensors`, a view of its mapped file."""
         return self._files[self.tensors[name].path].load(name)
 
     def _open_all(self) -> None:
-        names = sorted(p.name for p in self.folder.iterdir() if p.name.endswith(WEIGHTS_SUFFIX))
+        # Hidden files are left-overs of other programs, such as "._model.safetensors" of macOS.
+        names = sorted(
+            path.name
+            for path in self.folder.iterdir()
+            if path.name.endswith(WEIGHTS_SUFFIX) and not path.name.startswith(".")
+        )
         if not names:
             raise _nothing_to_load(self.folder)
         for file_name in names:

@@ -1,0 +1,59 @@
+# The verbs of this repository; CONTRIBUTING.md explains them. Every verb sets up what it needs.
+.DEFAULT_GOAL := help
+.PHONY: help setup run demo test test-all lint type proto fmt
+
+MODEL ?= examples/models/all-MiniLM-L6-v2
+# The first Python that really runs (a shim may not), fits, and can make virtual environments.
+FITS = import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+PYTHON ?= $(firstword $(foreach name,python3.13 python3.12 python3.11 python3,\
+	$(shell $(name) -c '$(FITS)' >/dev/null 2>&1 && echo $(name))))
+CPP = $(wildcard csrc/*.h csrc/*/*.h csrc/*/*.cpp csrc/*/*.cu csrc/*/*.cuh tests/csrc/*.cpp)
+PY = .venv/bin/python
+PIP = $(PY) -m pip install --disable-pip-version-check
+
+help: ## list the verbs
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1: /p' Makefile
+
+setup: .venv/.installed ## make .venv, install everything, build the CPU kernels
+	@$(PY) -m qlinear_service.kernels.build
+
+run: setup ## serve a model: make run MODEL=path
+	.venv/bin/qlinear serve $(MODEL)
+
+demo: setup ## sentence embeddings through a server, compared with the reference
+	$(PY) examples/sentence_embeddings.py
+
+test: setup ## the tests without the slow ones
+	$(PY) -m pytest -m "not slow"
+
+test-all: setup ## all tests; SELECT='-m slow' narrows
+	$(PY) -m pytest $(SELECT)
+
+lint: .venv/.installed-dev ## ruff and clang-format, nothing is changed
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/clang-format --dry-run -Werror $(CPP)
+
+type: .venv/.installed-dev ## mypy, strict
+	.venv/bin/mypy
+
+fmt: .venv/.installed-dev ## format everything
+	.venv/bin/ruff check --fix-only --quiet
+	.venv/bin/ruff format
+	.venv/bin/clang-format -i $(CPP)
+
+proto: .venv/.installed-dev ## regenerate the protocol modules; refuses breaking changes
+	.venv/bin/buf breaking proto --against proto/qlinear/v1/linear.binpb
+	cd proto && PATH=../.venv/bin:$$PATH ../$(PY) -m grpc_tools.protoc -I. --python_out=. \
+		--pyi_out=. --grpc_python_out=. --mypy_grpc_out=. qlinear/v1/linear.proto
+	.venv/bin/buf build proto --exclude-source-info -o proto/qlinear/v1/linear.binpb
+
+# torch first and alone, so that pip picks a small CPU build where one is offered.
+.venv/.installed: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "qlinear needs Python 3.11, 3.12 or 3.13 with its venv module;" \
+		"install one, or name it: make PYTHON=/path/to/python"; exit 1; }
+	$(PYTHON) -m venv .venv && $(PIP) $(shell grep '^torch==' constraints.txt)
+	$(PIP) -c constraints.txt -e '.[server,test]' && touch $@
+
+.venv/.installed-dev: .venv/.installed
+	$(PIP) -c constraints.txt -e '.[server,test,dev]' && touch $@

@@ -1,0 +1,264 @@
+"""Drives the queue: runs a batch the moment the engine is free, and settles calls.
+
+Everything here happens on the event loop; the computation is behind `run_batch`, which is handed
+in. A call is one or more items that succeed or fail together. Knows neither torch nor grpc.
+"""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from qlinear_service.batching import Batch, Part, WorkItem, WorkQueue, too_late
+from qlinear_service.errors import EngineFailure, RequestError
+
+__all__ = ["BatchResult", "Batcher", "Outcome", "RunBatch"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """What the engine made of a batch: the result rows of each part, in order, as bytes."""
+
+    rows: Sequence[memoryview]
+    kernel_nanoseconds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One item's answer."""
+
+    pieces: tuple[memoryview, ...]
+    """Its result rows as bytes, in order; more than one piece if the item was split."""
+    batch_rows: int
+    """Rows of the largest batch that it was part of."""
+    queue_nanoseconds: int
+    """From its arrival to its first batch."""
+    kernel_nanoseconds: int
+    """Of all batches that it was part of."""
+
+
+RunBatch: TypeAlias = Callable[[Batch], Awaitable[BatchResult]]
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    future: asyncio.Future[list[Outcome]]
+    items: Sequence[WorkItem]
+    outcomes: dict[int, Outcome] = field(default_factory=dict)  # by sequence
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    item: WorkItem
+    call: _Call
+    pieces: dict[int, memoryview] = field(default_factory=dict)  # by first row
+    parts_running: int = 0
+    rows_done: int = 0
+    batch_rows: int = 0
+    queue_seconds: float = 0.0
+    kernel_nanoseconds: int = 0
+
+
+class Batcher:
+    """The one owner of the queue; call it from the event loop's thread only.
+
+    Args:
+        queue: what waits.
+        run_batch: computes a batch; may fail in any way.
+        release: told of each item exactly once, when neither queue nor engine will touch its
+            slot again. That may be later than its caller's end.
+        clock: seconds, the clock of the items' times and of the loop's timers.
+    """
+
+    def __init__(
+        self,
+        *,
+        queue: WorkQueue,
+        run_batch: RunBatch,
+        release: Callable[[WorkItem], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._queue = queue
+        self._run_batch = run_batch
+        self._release = release
+        self._clock = clock
+        self._pending: dict[int, _Pending] = {}
+        self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def items_held(self) -> int:
+        """Items that wait or run, those of callers that have left included."""
+        return len(self._pending)
+
+    def check_room(self, rows: int) -> None:
+        """Raise Overloaded unless `rows` more may wait."""
+        self._queue.check_room(rows)
+
+    def submit(self, items: Sequence[WorkItem]) -> asyncio.Future[list[Outcome]]:
+        """Queue the items of one call and return the future of their outcomes, in order.
+
+        The first item that fails fails the call and takes back the others. Cancelling the future
+        is not enough: tell `cancel`.
+
+        Raises:
+            Overloaded: there is no room; nothing was queued.
+        """
+        self._queue.admit(items)
+        call = _Call(asyncio.get_running_loop().create_future(), items)
+        for item in items:
+            self._pending[item.sequence] = _Pending(item, call)
+        self._wake.set()
+        self._set_timer()
+        return call.future
+
+    def cancel(self, items: Sequence[WorkItem]) -> None:
+        """Drop what of these items has not begun to run; results of the rest are thrown away."""
+        for item in items:
+            self._queue.cancel(item)
+            self._leave_if_unused(item)
+
+    def fail_all(self, error: RequestError) -> None:
+        """End every call that has no answer yet with `error`."""
+        for pending in list(self._pending.values()):
+            self._fail(pending.call, error)
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        while True:
+            self._drop_expired()
+            batch = self._queue.take()
+            if batch is None:
+                self._wake.clear()
+                await self._wake.wait()
+            else:
+                await self._serve(batch)
+
+    async def _serve(self, batch: Batch) -> None:
+        now = self._clock()
+        for part in batch.parts:
+            pending = self._pending[part.item.sequence]
+            pending.parts_running += 1
+            if part.start == 0:
+                pending.queue_seconds = now - part.item.enqueued_at
+        try:
+            result = await self._compute(batch)
+        except Exception as error:
+            if len(batch.parts) == 1:
+                self._fail_part(batch.parts[0], error)
+                return
+            logger.warning(
+                "batch_failed layer=%s requests=%d rows=%d action=retry_one_by_one",
+                batch.key.layer,
+                len(batch.parts),
+                batch.rows,
+                exc_info=error,
+            )
+            for part in batch.parts:
+                await self._serve_alone(part)
+        else:
+            self._finish(batch, result)
+
+    async def _serve_alone(self, part: Part) -> None:
+        """Compute one part of a batch that failed, unless nobody can use its result any more."""
+        call = self._pending[part.item.sequence].call
+        now = self._clock()
+        if part.item.deadline is not None and part.item.deadline <= now:
+            self._fail(call, too_late(part.item, now))
+        if call.future.done():
+            self._end_part(part)
+            return
+        alone = Batch(part.item.key, (part,))
+        try:
+            result = await self._compute(alone)
+        except Exception as error:
+            self._fail_part(part, error)
+        else:
+            self._finish(alone, result)
+
+    async def _compute(self, batch: Batch) -> BatchResult:
+        result = await self._run_batch(batch)
+        if len(result.rows) != len(batch.parts):
+            raise RuntimeError(f"{len(result.rows)} results for {len(batch.parts)} parts")
+        return result
+
+    def _finish(self, batch: Batch, result: BatchResult) -> None:
+        for part, piece in zip(batch.parts, result.rows, strict=True):
+            pending = self._pending[part.item.sequence]
+            pending.pieces[part.start] = piece
+            pending.rows_done += part.rows
+            pending.batch_rows = max(pending.batch_rows, batch.rows)
+            pending.kernel_nanoseconds += result.kernel_nanoseconds
+            if pending.rows_done == part.item.rows:
+                self._complete(pending)
+            self._end_part(part)
+
+    def _complete(self, pending: _Pending) -> None:
+        call = pending.call
+        call.outcomes[pending.item.sequence] = Outcome(
+            pieces=tuple(pending.pieces[start] for start in sorted(pending.pieces)),
+            batch_rows=pending.batch_rows,
+            queue_nanoseconds=round(pending.queue_seconds * 1e9),
+            kernel_nanoseconds=pending.kernel_nanoseconds,
+        )
+        if len(call.outcomes) == len(call.items):
+            _settle(call.future, [call.outcomes[item.sequence] for item in call.items])
+
+    def _fail_part(self, part: Part, error: Exception) -> None:
+        """End the call of a part that was computed alone and failed all the same."""
+        incident = uuid.uuid4().hex[:12]
+        logger.error(
+            "request_failed incident=%s layer=%s rows=%d",
+            incident,
+            part.item.key.layer,
+            part.item.rows,
+            exc_info=error,
+        )
+        self._fail(self._pending[part.item.sequence].call, EngineFailure(incident))
+        self._end_part(part)
+
+    def _fail(self, call: _Call, error: RequestError) -> None:
+        _settle(call.future, error)
+        self.cancel(call.items)
+
+    def _end_part(self, part: Part) -> None:
+        self._pending[part.item.sequence].parts_running -= 1
+        self._leave_if_unused(part.item)
+
+    def _leave_if_unused(self, item: WorkItem) -> None:
+        pending = self._pending.get(item.sequence)
+        if pending is not None and not pending.parts_running and item not in self._queue:
+            del self._pending[item.sequence]
+            self._release(item)
+
+    def _drop_expired(self) -> None:
+        for dropped in self._queue.expire(self._clock()):
+            self._fail(self._pending[dropped.item.sequence].call, dropped.error)
+
+    def _set_timer(self) -> None:
+        """See to it that what expires is told so in time, however long the engine is busy."""
+        expiry = self._queue.next_expiry()
+        if expiry is None or (self._timer is not None and self._timer.when() <= expiry):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(expiry, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._drop_expired()
+        self._set_timer()
+
+
+def _settle(future: asyncio.Future[list[Outcome]], result: list[Outcome] | RequestError) -> None:
+    """Give a caller its answer if it still waits for one: the only place that settles."""
+    if future.done():
+        return
+    if isinstance(result, RequestError):
+        future.set_exception(result)
+    else:
+        future.set_result(result)

@@ -1,0 +1,77 @@
+"""`qlinear serve PATH`: reads the configuration, sets up logging, runs the server."""
+
+import argparse
+import asyncio
+import functools
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+
+from qlinear_service.config import ServiceConfig
+from qlinear_service.config_sources import (
+    add_flags,
+    flag_values,
+    format_json,
+    format_table,
+    resolve,
+)
+from qlinear_service.errors import ConfigError
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add PATH, one flag for each option of the configuration, and what shows them."""
+    parser.add_argument(
+        "path",
+        metavar="PATH",
+        nargs="?",
+        help="a packed file, a checkpoint folder, or a folder of several models",
+    )
+    parser.add_argument(
+        "--print-config",
+        action="store_true",
+        help="print each option, its value and where that came from, and exit",
+    )
+    parser.add_argument("--json", action="store_true", help="print the configuration as JSON")
+    add_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        QlinearError: the configuration, the address or the model cannot be used.
+    """
+    resolved = resolve(flags=flag_values(args), environ=os.environ, config_file=args.config)
+    if args.print_config or args.json:
+        print(format_json(resolved) if args.json else format_table(resolved))
+        return 0
+    if args.path is None:
+        raise ConfigError("PATH is missing: name a packed file, a checkpoint folder or a folder")
+    _set_up_logging(resolved.config.server.log_level)
+    return _serve(Path(args.path), resolved.config)
+
+
+def _serve(path: Path, config: ServiceConfig) -> int:
+    # What must be set before grpc and torch are first imported belongs here: this is the only
+    # place that imports them, and it does so late for that reason.
+    from qlinear_service.loading import check_device, load
+    from qlinear_service.server import serve
+
+    check_device(config.kernels)
+    loader = functools.partial(load, path, config.kernels)
+    return asyncio.run(serve(config, loader, functools.partial(print, flush=True)))
+
+
+def _set_up_logging(level: str) -> None:
+    logging.Formatter.converter = time.gmtime
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=level.upper(),
+        format="time=%(asctime)s.%(msecs)03dZ level=%(levelname)s logger=%(name)s "
+        "event=%(message)s",
+        datefmt="%Y-%m-%dT%H:%M:%S",
+    )

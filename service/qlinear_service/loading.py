@@ -1,0 +1,78 @@
+"""From a path to layers that are proven to compute rightly: load, build kernels, self-test.
+
+Blocking work for the engine's thread; knows neither grpc nor queues.
+"""
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from qlinear_service import models
+from qlinear_service.config import KernelConfig
+from qlinear_service.errors import CheckpointError, ConfigError
+from qlinear_service.kernels.library import Kernels, load_kernels
+from qlinear_service.layers import LayerRegistry
+from qlinear_service.selftest import run_self_test
+
+__all__ = ["Loaded", "check_device", "load"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What the server needs to compute."""
+
+    registry: LayerRegistry
+    kernels: Kernels
+
+
+def check_device(config: KernelConfig) -> None:
+    """Raise ConfigError if this version cannot compute on the device that is asked for."""
+    if config.device != "cpu":
+        raise ConfigError(
+            f"device is {config.device}, and this version has no CUDA kernels; expected cpu"
+        )
+
+
+def load(path: Path, config: KernelConfig, stop: threading.Event) -> Loaded:
+    """Return the layers under `path` and kernels that agree with the reference on each kind.
+
+    Args:
+        path: a packed file, a checkpoint folder, or a folder of several models.
+        config: where and with what layers are computed.
+        stop: set when nobody wants the result any more; looked at between layers.
+
+    Raises:
+        CheckpointError: a file cannot be read as what it claims to be, or there is no layer.
+        BuildError: the kernels do not compile.
+        SelfTestError: they compute wrongly.
+    """
+    check_device(config)
+    sources = models.discover(path)
+    # The reference, and the kernels where they hand work to torch, keep to the same bound.
+    torch.set_num_threads(config.cpu_threads)
+    kernels = load_kernels(
+        cache_dir=config.cache_dir, threads=config.cpu_threads, torch_only=config.torch_only
+    )
+    logger.info("kernels name=%s description=%r", kernels.name, kernels.description)
+    registry = LayerRegistry()
+    for source in sources:
+        started, loaded = time.perf_counter(), 0
+        for layer in source.load_layers():
+            if stop.is_set():
+                return Loaded(registry=registry, kernels=kernels)
+            registry.add(layer)
+            loaded += 1
+        seconds = time.perf_counter() - started
+        logger.info("loaded model=%s layers=%d seconds=%.3f", source.name, loaded, seconds)
+    if not len(registry):
+        raise CheckpointError(path, "holds no quantized linear layer; there is nothing to serve")
+    started = time.perf_counter()
+    kinds = run_self_test(kernels, registry)
+    logger.info("self_test kinds=%d seconds=%.3f", kinds, time.perf_counter() - started)
+    return Loaded(registry=registry, kernels=kernels)

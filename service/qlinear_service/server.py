@@ -1,0 +1,246 @@
+"""The composition root: builds every part, binds, loads, serves, drains.
+
+The order is the point. Bind first, so that probes are answered while models load; NOT_SERVING
+before calls are refused, so that balancers leave in time; wait for our own count of calls before
+`server.stop`, which would drop answers of aborted ones. Only commands/serve.py imports this.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
+
+from qlinear.v1 import linear_pb2, linear_pb2_grpc
+from qlinear_service.batcher import Batcher, BatchResult
+from qlinear_service.batching import Batch, WorkItem, WorkQueue
+from qlinear_service.config import LimitsConfig, ServiceConfig
+from qlinear_service.engine import Engine, WorkerThread
+from qlinear_service.errors import ConfigError, Unavailable
+from qlinear_service.health import Health
+from qlinear_service.interceptors import StatusInterceptor
+from qlinear_service.lifecycle import Lifecycle, Phase
+from qlinear_service.loading import Loaded
+from qlinear_service.servicer import LinearServicer, Serving
+from qlinear_service.slots import Slab
+from qlinear_service.transport import LocalTransport
+
+__all__ = ["Loader", "Server", "serve"]
+
+logger = logging.getLogger(__name__)
+
+Loader = Callable[[threading.Event], Loaded]
+"""Blocking; gives up early, with anything, once the event is set."""
+
+LAST_WORDS_SECONDS = 1.0
+"""How long calls that were just failed, and health watchers, have to receive their status."""
+
+
+def _channel_options(limits: LimitsConfig) -> list[tuple[str, Any]]:
+    # Connections end now and then, or clients would never look for new servers; spread out, or
+    # all of them would look at once.
+    max_connection_age_ms = round(300_000 * random.uniform(0.9, 1.1))
+    return [
+        ("grpc.max_receive_message_length", limits.max_message_bytes),
+        # The answer's data and the message around it.
+        ("grpc.max_send_message_length", limits.max_response_bytes + (1 << 20)),
+        # A second server on the same port is a mistake here, not a way to share it.
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_concurrent_streams", 1024),
+        ("grpc.keepalive_time_ms", 60_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # Clients may ping every 10 s; gRPC's default of 300 s hangs up on them.
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+        ("grpc.max_connection_age_ms", max_connection_age_ms),
+        ("grpc.max_connection_age_grace_ms", 30_000),
+    ]
+
+
+class Server:
+    """One server of one process.
+
+    Use `bind`, `load`, then `drain`; `serve` below does it for a process.
+    """
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self._config = config
+        self._lifecycle = Lifecycle()
+        self._health = Health()
+        self._servicer = LinearServicer(limits=config.limits, device=config.kernels.device)
+        self._worker = WorkerThread("engine")
+        self._stop_loading = threading.Event()
+        self._grpc_server: grpc.aio.Server | None = None
+        self._batcher: Batcher | None = None
+        self.batch_loop: asyncio.Task[None] | None = None
+        """Runs as long as the server serves; if it ends by itself, the engine is gone."""
+
+    async def bind(self) -> int:
+        """Listen and answer health; return the port.
+
+        Raises:
+            ConfigError: the address cannot be bound.
+        """
+        await self._health.start()
+        server = grpc.aio.server(
+            interceptors=[StatusInterceptor(self._lifecycle)],
+            options=_channel_options(self._config.limits),
+        )
+        linear_pb2_grpc.add_QuantizedLinearServicer_to_server(self._servicer, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
+        if self._config.server.reflection:
+            names = [
+                linear_pb2.DESCRIPTOR.services_by_name["QuantizedLinear"].full_name,
+                health_pb2.DESCRIPTOR.services_by_name["Health"].full_name,
+                reflection.SERVICE_NAME,
+            ]
+            reflection.enable_server_reflection(names, server)
+        host, wanted = self._config.server.host, self._config.server.port
+        address = f"[{host}]:{wanted}" if ":" in host else f"{host}:{wanted}"
+        try:
+            port = server.add_insecure_port(address)
+        except RuntimeError:
+            raise ConfigError(
+                f"cannot listen on {address}: the port is taken, or the host is none of this "
+                "machine; choose others with --host and --port"
+            ) from None
+        await server.start()
+        self._grpc_server = server
+        logger.info("listening host=%s port=%d", host, port)
+        return port
+
+    async def load(self, loader: Loader) -> None:
+        """Load on the engine's thread, then serve.
+
+        Raises:
+            QlinearError: whatever the loader raises.
+        """
+        started = time.perf_counter()
+        loaded = await self._worker.run(loader, self._stop_loading)
+        self._compose(loaded)
+        self._lifecycle.phase = Phase.SERVING
+        await self._health.ready()
+        seconds = time.perf_counter() - started
+        logger.info("ready layers=%d seconds=%.3f", len(loaded.registry), seconds)
+
+    def _compose(self, loaded: Loaded) -> None:
+        limits = self._config.limits
+        clock = asyncio.get_running_loop().time
+        slab = Slab(capacity_bytes=limits.max_queue_bytes, largest_bytes=limits.largest_slot_bytes)
+        engine = Engine(kernels=loaded.kernels, registry=loaded.registry, slab=slab)
+
+        async def run_batch(batch: Batch) -> BatchResult:
+            return await self._worker.run(engine.run, batch)
+
+        def release(item: WorkItem) -> None:
+            slab.release(item.slot)
+
+        queue = WorkQueue(
+            max_batch_rows=self._config.batching.max_batch_rows,
+            max_queue_rows=limits.max_queue_rows,
+            max_age_seconds=limits.max_queue_age_seconds,
+        )
+        self._batcher = Batcher(queue=queue, run_batch=run_batch, release=release, clock=clock)
+        self.batch_loop = asyncio.create_task(self._batcher.run(), name="batch loop")
+        transport = LocalTransport(slab=slab, batcher=self._batcher, clock=clock)
+        self._servicer.attach(Serving(registry=loaded.registry, transport=transport))
+
+    async def drain(self) -> bool:
+        """Stop in order; return whether the engine's thread has ended too.
+
+        Calls that are in finish within the grace period; what is left then gets UNAVAILABLE.
+        """
+        timing = self._config.server
+        if self._lifecycle.phase is Phase.SERVING:
+            logger.info("draining calls=%d", self._lifecycle.calls)
+            await self._health.not_ready()
+            await asyncio.sleep(timing.drain_delay_seconds)
+        self._lifecycle.phase = Phase.DRAINING
+        return await self._finish(timing.grace_seconds)
+
+    async def abandon(self) -> None:
+        """Stop at once: nothing more can be computed."""
+        await self._health.not_ready()
+        self._lifecycle.phase = Phase.DRAINING
+        await self._finish(0)
+
+    async def _finish(self, grace_seconds: float) -> bool:
+        self._stop_loading.set()
+        if not await self._lifecycle.wait_idle(grace_seconds) and self._batcher is not None:
+            logger.warning("grace_over calls=%d", self._lifecycle.calls)
+            self._batcher.fail_all(
+                Unavailable("the server has shut down before it came to this call; send it again")
+            )
+            await self._lifecycle.wait_idle(LAST_WORDS_SECONDS)
+        if self._grpc_server is not None:
+            await self._grpc_server.stop(LAST_WORDS_SECONDS)
+        if self.batch_loop is not None:
+            self.batch_loop.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await self.batch_loop
+        ended = self._worker.stop(LAST_WORDS_SECONDS)
+        logger.info("stopped engine_ended=%s", str(ended).lower())
+        return ended
+
+
+async def serve(config: ServiceConfig, loader: Loader, announce: Callable[[str], None]) -> int:
+    """Run one server until SIGTERM or SIGINT and return the process's exit code.
+
+    Args:
+        config: all of it.
+        loader: yields layers and kernels.
+        announce: told "listening on HOST:PORT" once the port is open, and "ready on HOST:PORT"
+            once calls are answered.
+
+    Raises:
+        QlinearError: it cannot bind or load.
+    """
+    stop = _stop_on_signals()
+    server = Server(config)
+    port = await server.bind()
+    address = f"{config.server.host}:{port}"
+    announce(f"listening on {address}")
+    stopping = asyncio.create_task(stop.wait())
+    loading = asyncio.create_task(server.load(loader))
+    await asyncio.wait({stopping, loading}, return_when=asyncio.FIRST_COMPLETED)
+    if loading.done() and loading.exception() is not None:
+        await server.abandon()
+        loading.result()
+    if server.batch_loop is not None:
+        announce(f"ready on {address}")
+        await asyncio.wait({stopping, server.batch_loop}, return_when=asyncio.FIRST_COMPLETED)
+        if not stop.is_set():
+            logger.error("engine_gone", exc_info=server.batch_loop.exception())
+            await server.abandon()
+            return 1
+    loading.cancel()
+    if not await server.drain():
+        # A computation that does not end: leave without it, as its thread is nobody's to stop.
+        logging.shutdown()
+        os._exit(0)
+    return 0
+
+
+def _stop_on_signals() -> asyncio.Event:
+    """Return an event that the first SIGTERM or SIGINT sets; a second one exits at once."""
+    stop = asyncio.Event()
+
+    def on_signal(number: int) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        logger.info("signal name=%s", signal.Signals(number).name)
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    return stop

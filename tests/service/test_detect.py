@@ -1,0 +1,179 @@
+"""Which format a folder is taken for, and that nothing unknown is taken for something known."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import CONFIG, VECTORS, gptq_tensors, write_checkpoint
+from safetensors.torch import save_file
+
+from qlinear_service.checkpoints import open_checkpoint
+from qlinear_service.checkpoints.detect import detect, read_configuration
+from qlinear_service.errors import CheckpointError
+
+CONFIGS = json.loads((VECTORS / "configs" / "expected.json").read_text())
+FAMILIES = {"gptq": "gptq", "awq-gemm": "awq", "compressed-tensors pack-quantized": (
+    "compressed-tensors"
+)}  # fmt: skip
+
+
+def write(folder: Path, **files: Any) -> Path:
+    for name, content in files.items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (folder / f"{name}.json").write_text(text)
+    return folder
+
+
+def family(folder: Path, *tensors: str) -> str:
+    return detect(folder, read_configuration(folder), dict.fromkeys(tensors)).family
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_configurations_that_libraries_write(name: str, tmp_path: Path) -> None:
+    content = json.loads((VECTORS / "configs" / name).read_text())
+    if "quantization_config" not in content:
+        content = {"quantization_config": content}
+    found = detect(tmp_path, read_configuration(write(tmp_path, config=content)), {})
+    assert found.family == FAMILIES.get(CONFIGS[name]["want"].get("format", ""), "")
+    refused = CONFIGS[name]["want"].get("reject") or CONFIGS[name]["want"].get("optional")
+    if refused:
+        assert found.label == refused.split()[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"quant_method": "gptq"}, "gptq"),
+        ({"method": "gptq", "format": "gptq_v2"}, "gptq"),
+        ({"bits": 4, "group_size": 128, "desc_act": False}, "gptq"),
+        ({"bits": 4, "group_size": 128, "damp_percent": 0.01}, "gptq"),
+        ({"quant_method": "gptq", "is_marlin_format": True}, "marlin"),
+        ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "marlin"),
+        ({"quant_method": "marlin"}, "marlin"),
+        ({"w_bit": 4, "q_group_size": 32, "zero_point": True, "version": "GEMM"}, "awq"),
+        ({"quant_method": "awq", "format": "gemm"}, "awq"),
+        ({"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq"}, "gptq"),
+        ({"quant_method": "auto-round", "packing_format": "auto_round:auto_awq"}, "awq"),
+        ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "compressed-tensors"),
+        ({"config_groups": {}, "format": "pack-quantized"}, "compressed-tensors"),
+        ({"quant_method": "bitsandbytes"}, ""),
+        ({"quant_method": "gptq", "checkpoint_format": "gptq_p"}, ""),
+    ],
+)
+def test_families(settings: dict[str, Any], expected: str, tmp_path: Path) -> None:
+    assert family(write(tmp_path, quantize_config=settings)) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"quant_method": "fooquant"}, "quant_method is 'fooquant', which is unknown"),
+        ({"quant_method": 4}, "quant_method is 4; expected a string"),
+        ({"quant_method": "gptq", "checkpoint_format": "gptq_v9"}, "'gptq_v9', which is unknown"),
+        ({"quant_method": "gptq", "checkpoint_format": 2}, "checkpoint_format is 2"),
+        ({"quant_method": "gptq", "checkpoint_format": "gptq", "format": "gptq_v2"}, "contradicts"),
+        ({"quant_method": "gptq", "method": "awq"}, "says 'gptq' and 'awq' for quant_method"),
+        ({"quant_method": "auto-round"}, "packing_format is None"),
+        ({"quant_method": "auto-round", "packing_format": "x"}, "packing_format is 'x'"),
+        ({"bits": 4}, "has no quant_method and no settings that tell"),
+        ({}, "has no quant_method and no settings that tell"),
+    ],
+)
+def test_unknown_and_contradictory_values_are_refused(
+    settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=f"quantize_config.json: .*{message}"):
+        family(write(tmp_path, quantize_config=settings))
+
+
+@pytest.mark.parametrize("key", ["bits", "group_size", "sym", "quant_method"])
+def test_files_that_contradict_each_other_are_refused(key: str, tmp_path: Path) -> None:
+    other = {"bits": 8, "group_size": 64, "sym": False, "quant_method": "awq"}[key]
+    write(tmp_path, config={"quantization_config": CONFIG}, quant_config=CONFIG | {key: other})
+    with pytest.raises(CheckpointError, match=f"quant_config.json: says {key} = .*config.json"):
+        read_configuration(tmp_path)
+
+
+def test_files_complete_each_other_and_the_first_wins_where_nothing_hangs_on_it(
+    tmp_path: Path,
+) -> None:
+    write(
+        tmp_path,
+        config={"quantization_config": {"bits": 4, "desc_act": False, "sym": None}},
+        quantize_config={"bits": 4, "desc_act": True, "sym": True, "quant_method": "gptq"},
+    )
+    config = read_configuration(tmp_path)
+    assert config is not None
+    assert (config.get("sym"), config.get("desc_act")) == (True, False)
+    assert config.origins["sym"].name == "quantize_config.json"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"bits": 4', "is not valid JSON"),
+        ('{"bits": 4, "bits": 8}', "bits: the name stands twice"),
+        ("[]", "holds a JSON list; expected an object"),
+        ('{"a": ' * 100_000, "cannot be read as JSON: RecursionError"),
+        ('{"a": ' + "9" * 5000 + "}", "cannot be read as JSON: ValueError"),
+    ],
+)
+def test_damaged_configuration_files(content: str, message: str, tmp_path: Path) -> None:
+    write(tmp_path, quantize_config=content)
+    with pytest.raises(CheckpointError, match=f"quantize_config.json: {message}"):
+        read_configuration(tmp_path)
+
+
+def test_configuration_that_is_no_text_or_no_object(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(CheckpointError, match="is not UTF-8 text"):
+        read_configuration(tmp_path)
+    write(tmp_path, config={"quantization_config": "gptq"})
+    with pytest.raises(CheckpointError, match="quantization_config is 'gptq'"):
+        read_configuration(tmp_path)
+
+
+def test_packed_tensors_without_a_configuration_are_refused(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path)
+    (folder / "quantize_config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"layer\.qweight: is packed, but no file says how"):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("vector", "what"),
+    [
+        ("awq-autoawq-layer-n64-k96-g32-legacy-config", "AWQ, version gemm"),
+        ("ct-layer-n64-k128-g32-asym", "compressed-tensors, pack-quantized"),
+        ("marlin-ist-n256-k256-g128", "Marlin"),
+    ],
+)
+def test_other_formats_are_refused_by_name(vector: str, what: str) -> None:
+    with pytest.raises(CheckpointError, match=f"holds {what}; this version loads GPTQ"):
+        open_checkpoint(VECTORS / vector)
+
+
+def test_gptq_variants_of_other_versions_are_refused_by_name() -> None:
+    with pytest.raises(CheckpointError, match="sym is false: asymmetric"):
+        open_checkpoint(VECTORS / "gptq-autogptq-layer-n128-k256-gneg1-asym")
+    with pytest.raises(CheckpointError, match=r"layer\.g_idx: g_idx\[0\] = 4 .*act-order"):
+        open_checkpoint(VECTORS / "gptq-autogptq-layer-n64-k1024-g128-sym-actorder")
+
+
+def test_plain_weights_are_refused_by_name(tmp_path: Path) -> None:
+    save_file({"layer.weight": torch.zeros(4, 4)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="holds plain weights; this version loads GPTQ"):
+        open_checkpoint(tmp_path)
+
+
+def test_names_of_models(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "some-model", gptq_tensors())
+    assert open_checkpoint(folder).model == "some-model"
+    assert open_checkpoint(folder, model="other").layers[0].name == "other/layer"
+    for name in ("", "a/b", "a\n"):
+        with pytest.raises(CheckpointError, match="expected a name without '/'"):
+            open_checkpoint(folder, model=name)
+    with pytest.raises(CheckpointError, match="is a file; expected the checkpoint's folder"):
+        open_checkpoint(folder / "model.safetensors")

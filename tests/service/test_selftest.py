@@ -1,0 +1,71 @@
+"""The self-test passes right kernels on every kind of layer and catches plausible wrong ones."""
+
+import pytest
+import torch
+from random_layers import random_layer
+
+from qlinear_service.dtypes import DType
+from qlinear_service.errors import SelfTestError
+from qlinear_service.kernels.library import TorchKernels
+from qlinear_service.kernels.packing import pack, unpack
+from qlinear_service.layers import LogicalLayer, QuantizedLinear
+from qlinear_service.selftest import run_self_test
+
+KINDS = [
+    {},
+    {"bits": 8, "group_size": -1},
+    {"symmetric": False, "bias": True},
+    {"scale_dtype": DType.BF16, "group_size": 32},
+    {"scale_dtype": DType.F32, "permuted": True},
+]
+
+
+def layer(number: int, **more: object) -> QuantizedLinear:
+    return pack(random_layer(n=72, k=200, module=f"layer{number}", **more))  # type: ignore[arg-type]
+
+
+def test_right_kernels_pass_and_each_kind_is_tested_once() -> None:
+    layers = [layer(number, **kind) for number, kind in enumerate([*KINDS, *KINDS])]
+    assert run_self_test(TorchKernels(), layers) == len(KINDS)
+    assert run_self_test(TorchKernels(), []) == 0
+
+
+class Wrong(TorchKernels):
+    """Computes with another layer or spoils the answer."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+
+    def linear(self, layer: QuantizedLinear, x: torch.Tensor, output_dtype: DType) -> torch.Tensor:
+        logical = unpack(layer)
+        if self.fault == "zero point off by one":
+            codes = logical.codes.clamp(min=1) - 1
+            layer = pack(LogicalLayer(spec=layer.spec, codes=codes, scales=logical.scales))
+        y = super().linear(layer, x, output_dtype)
+        if self.fault == "rows swapped":
+            y[[0, 1]] = y[[1, 0]]
+        elif self.fault == "one column nan":
+            y[3, 4] = float("nan")
+        elif self.fault == "last column zero":
+            y[:, -1] = 0
+        elif self.fault == "a row too few":
+            y = y[:-1]
+        elif self.fault == "bad rounding" and output_dtype is DType.BF16:
+            y = y + y.abs() * 2.0**-6
+        return y
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "zero point off by one",
+        "rows swapped",
+        "one column nan",
+        "last column zero",
+        "a row too few",
+        "bad rounding",
+    ],
+)
+def test_wrong_kernels_are_caught(fault: str) -> None:
+    with pytest.raises(SelfTestError, match=r"'torch' .*'test/layer0' \(k200_n72_b4_g128"):
+        run_self_test(Wrong(fault), [layer(0)])
