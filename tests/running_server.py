@@ -110,6 +110,12 @@ class Running:
             await self.stub.MatMul(request, timeout=timeout)
         return refused.value
 
+    async def lives_on(self) -> None:
+        """Check that a plain call of two rows of ones is still answered rightly."""
+        x = torch.ones(2, K).half()
+        (y,) = await self.matmul("one/up", x)
+        assert_close(y, self.expected("one/up", x))
+
     async def status(self, name: str) -> str:
         """Return what health says under `name`."""
         response = await self.health.Check(health_pb2.HealthCheckRequest(service=name))
@@ -149,6 +155,11 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     assert actual.dtype == expected.dtype
     eps = torch.finfo(actual.dtype).eps
     torch.testing.assert_close(actual, expected, rtol=2 * eps, atol=max(2 * eps, 1e-5))
+
+
+def trailers(error: grpc.aio.AioRpcError) -> dict[str, str]:
+    """Return the trailing metadata of an error."""
+    return {key: str(value) for key, value in error.trailing_metadata()}
 
 
 def quick_config(**groups: Any) -> ServiceConfig:

@@ -6,6 +6,7 @@ the verb that was asked for is imported, so `qlinear call` works in an install w
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -19,6 +20,8 @@ VERBS = {
     "pack": "turn a checkpoint into one packed file",
     "inspect": "show what a checkpoint or packed file holds",
     "call": "send one activation array to a running server",
+    "load": "drive a running server and show latencies, rates and wrong answers",
+    "bench": "measure this machine with the benchmarks of a source checkout",
 }
 
 
@@ -33,9 +36,21 @@ def _usage() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `qlinear` with `argv` (default: the process's own) and return its exit code.
 
-    0: done. 1: it failed, with one sentence on stderr. 2: it was called wrongly.
+    0: done. 1: it failed, with one sentence on stderr; or, silently, whoever read its output
+    stopped reading, as `head` does. 2: it was called wrongly.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            return _main(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            sys.stdout.flush()  # a closed pipe must be met here, not when the interpreter ends
+    except BrokenPipeError:
+        # What could not be written is still buffered; the interpreter's last flush must succeed.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _main(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(_usage())
         return 0 if words else 2

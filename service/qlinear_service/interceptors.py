@@ -88,11 +88,13 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         assert serialize is not None, "generated handlers serialize"
 
         async def behavior(raw: bytes, context: Context) -> bytes:
+            count = self._lifecycle.counting
+            count.enter()
+            # Not when the method returns but when its answer has been handed to the network:
+            # server.stop() does not wait for aborted calls (grpc/grpc#37239).
+            context.add_done_callback(lambda _: count.leave())  # type: ignore[arg-type]
             try:
-                self._lifecycle.enter()
-                # Not when the method returns but when its answer has been handed to the network:
-                # server.stop() does not wait for aborted calls (grpc/grpc#37239).
-                context.add_done_callback(self._on_done)  # type: ignore[arg-type]
+                self._lifecycle.check()
                 response: bytes = serialize(await serve(parse(raw), context))
                 return response
             except RequestError as error:
@@ -107,9 +109,6 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
             raise AssertionError("every branch above has raised")
 
         return behavior
-
-    def _on_done(self, _context: Any) -> None:
-        self._lifecycle.leave()
 
 
 async def _abort_with(error: RequestError, method: str, context: Context) -> None:

@@ -9,7 +9,7 @@ from enum import Enum
 
 from qlinear_service.errors import Unavailable
 
-__all__ = ["Lifecycle", "Phase"]
+__all__ = ["CallCount", "Lifecycle", "Phase"]
 
 
 class Phase(Enum):
@@ -26,41 +26,55 @@ _REFUSALS = {
 }
 
 
-class Lifecycle:
-    """Phase and in-flight counter, with one owner: the server."""
+class CallCount:
+    """Calls of one kind that are in."""
 
     def __init__(self) -> None:
-        self.phase = Phase.STARTING
         self._calls = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._none = asyncio.Event()
+        self._none.set()
 
-    @property
-    def calls(self) -> int:
-        """Calls that have entered and not left."""
+    def __int__(self) -> int:
         return self._calls
 
     def enter(self) -> None:
-        """Let a call in; the caller owes one `leave`.
-
-        Raises:
-            Unavailable: the server is starting or draining.
-        """
-        if self.phase is not Phase.SERVING:
-            raise Unavailable(_REFUSALS[self.phase])
+        """One more."""
         self._calls += 1
-        self._idle.clear()
+        self._none.clear()
 
     def leave(self) -> None:
-        """A call that entered has left."""
+        """One less."""
         self._calls -= 1
         if self._calls == 0:
-            self._idle.set()
+            self._none.set()
 
-    async def wait_idle(self, timeout_seconds: float) -> bool:
-        """Wait until no call is in; return False if that takes longer than `timeout_seconds`."""
+    async def wait_none(self, timeout_seconds: float) -> bool:
+        """Wait until none is in; return False if that takes longer than `timeout_seconds`."""
+        if self._none.is_set():
+            return True
         try:
-            await asyncio.wait_for(self._idle.wait(), timeout_seconds)
+            await asyncio.wait_for(self._none.wait(), timeout_seconds)
         except TimeoutError:
             return False
         return True
+
+
+class Lifecycle:
+    """Phase and counts, with one owner: the server."""
+
+    def __init__(self) -> None:
+        self.phase = Phase.STARTING
+        self.admitted = CallCount()
+        """Calls that are answered."""
+        self.refused = CallCount()
+        """Calls that are being told that they came at the wrong time."""
+
+    @property
+    def counting(self) -> CallCount:
+        """Where a call that arrives now is to be counted."""
+        return self.admitted if self.phase is Phase.SERVING else self.refused
+
+    def check(self) -> None:
+        """Raise Unavailable unless calls may enter now."""
+        if self.phase is not Phase.SERVING:
+            raise Unavailable(_REFUSALS[self.phase])

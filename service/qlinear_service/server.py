@@ -44,6 +44,10 @@ Loader = Callable[[threading.Event], Loaded]
 LAST_WORDS_SECONDS = 1.0
 """How long calls that were just failed, and health watchers, have to receive their status."""
 
+LAST_ARRIVALS_SECONDS = 0.1
+"""How long calls are still refused in our words after the last one left: a caller that has just
+got its answer sends the next call, and `server.stop` would meet that one with CANCELLED."""
+
 
 def _channel_options(limits: LimitsConfig) -> list[tuple[str, Any]]:
     # Connections end now and then, or clients would never look for new servers; spread out, or
@@ -161,7 +165,7 @@ class Server:
         """
         timing = self._config.server
         if self._lifecycle.phase is Phase.SERVING:
-            logger.info("draining calls=%d", self._lifecycle.calls)
+            logger.info("draining calls=%d", int(self._lifecycle.admitted))
             await self._health.not_ready()
             await asyncio.sleep(timing.drain_delay_seconds)
         self._lifecycle.phase = Phase.DRAINING
@@ -175,14 +179,19 @@ class Server:
 
     async def _finish(self, grace_seconds: float) -> bool:
         self._stop_loading.set()
-        if not await self._lifecycle.wait_idle(grace_seconds) and self._batcher is not None:
-            logger.warning("grace_over calls=%d", self._lifecycle.calls)
+        calls = self._lifecycle
+        if not await calls.admitted.wait_none(grace_seconds) and self._batcher is not None:
+            logger.warning("grace_over calls=%d", int(calls.admitted))
             self._batcher.fail_all(
                 Unavailable("the server has shut down before it came to this call; send it again")
             )
-            await self._lifecycle.wait_idle(LAST_WORDS_SECONDS)
+            await calls.admitted.wait_none(LAST_WORDS_SECONDS)
         if self._grpc_server is not None:
+            await asyncio.sleep(LAST_ARRIVALS_SECONDS)
+            await calls.refused.wait_none(LAST_WORDS_SECONDS)
             await self._grpc_server.stop(LAST_WORDS_SECONDS)
+            # Its finalizer needs a running event loop: let it go while there is one.
+            self._grpc_server = None
         if self.batch_loop is not None:
             self.batch_loop.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):

@@ -126,7 +126,7 @@ def test_serves_a_folder_of_models_and_ends_well(launch: Launch) -> None:
             assert status == health_pb2.HealthCheckResponse.SERVING, name
     serving.process.send_signal(signal.SIGTERM)
     code, out, err = finish(serving.process)
-    assert (code, out) == (0, "")
+    assert (code, out) == (0, f"ready on {serving.target}\n")
     events = [line.split("event=")[1].split()[0] for line in err.splitlines()]
     assert events == [
         *("listening", "kernels", "loaded", "loaded", "self_test", "ready"),

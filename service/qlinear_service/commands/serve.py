@@ -58,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
 def _serve(path: Path, config: ServiceConfig) -> int:
     # What must be set before grpc and torch are first imported belongs here: this is the only
     # place that imports them, and it does so late for that reason.
+    # gRPC's core writes lines of its own form to stderr; what matters arrives as an error here.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from qlinear_service.loading import check_device, load
     from qlinear_service.server import serve
 

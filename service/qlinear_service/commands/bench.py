@@ -1,0 +1,58 @@
+"""`qlinear bench`: runs a benchmark of the source checkout in a process of its own.
+
+The benchmarks are scripts in benchmarks/, beside the code that they measure, and are not
+installed; their flags are their own (`qlinear bench service --help`).
+"""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from qlinear_service.errors import QlinearError
+
+__all__ = ["add_arguments", "run"]
+
+BENCHMARKS = {
+    "service": ("service.py", "processor time of a call, against a bare echo server"),
+    "cpu": ("cpu_op.py", "the CPU operation, against torch's own"),
+    "soak": ("soak.py", "the server's memory over many calls"),
+}
+FOLDER = Path(__file__).parents[3] / "benchmarks"
+INTERRUPTED = 130  # what shells report for a program that Ctrl-C ended
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what to run, and the flags that are handed on to it."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = "\n".join(
+        f"  {name:<8}  {text}" for name, (_, text) in sorted(BENCHMARKS.items())
+    )
+    parser.add_argument("what", choices=sorted(BENCHMARKS), metavar="WHAT", help="see below")
+    parser.add_argument(
+        "words",
+        nargs=argparse.REMAINDER,
+        metavar="...",
+        help="flags of that benchmark; --help lists them",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run it and return its exit code.
+
+    Raises:
+        QlinearError: this is not a source checkout.
+    """
+    script = FOLDER / BENCHMARKS[args.what][0]
+    if not script.is_file():
+        raise QlinearError(
+            f"{script} does not exist: benchmarks come with the source checkout, "
+            "not with the installed package"
+        )
+    # Its own process, because what was imported and allocated here would be measured with it.
+    process = subprocess.Popen([sys.executable, str(script), *args.words])
+    try:
+        return process.wait()
+    except KeyboardInterrupt:  # the terminal sent it to both
+        process.wait()
+        return INTERRUPTED

@@ -1,0 +1,153 @@
+"""Overload, deadlines, cancels and failures: who is told what, and what is never computed."""
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+import torch
+from running_server import WAIT_SECONDS, K, Running, Start, assert_close, trailers
+
+from qlinear_service.config import LimitsConfig
+from qlinear_service.transport import LocalTransport
+
+Code = grpc.StatusCode
+X = torch.ones(2, K).half()
+LIMITS = LimitsConfig(
+    max_request_bytes=8 * K * 2,
+    max_response_bytes=2048,
+    max_request_rows=10,
+    max_queue_rows=12,
+    max_queue_bytes=4096,
+)
+
+
+@pytest.mark.parametrize(("rows", "text"), [(12, "12 rows wait"), (2, "of 4096 bytes")])
+async def test_a_full_queue_is_retryable_and_says_when(start: Start, rows: int, text: str) -> None:
+    """By rows, then by bytes: two slots of 1 KiB wait, one runs, and 2 KiB are asked for."""
+    running = await start(limits=LIMITS if rows == 2 else replace(LIMITS, max_queue_bytes=1 << 20))
+    busy = await running.hold()
+    sizes = [6, 6] if rows == 12 else [1, 1]
+    waiting = [
+        asyncio.create_task(running.matmul("one/up", torch.ones(size, K).half())) for size in sizes
+    ]
+    await running.until_queued(sum(sizes))
+    x = torch.ones(1, K).half() if rows == 12 else torch.ones(7, K).half()
+    error = await running.refused(running.request("one/up", x))
+    assert error.code() is Code.RESOURCE_EXHAUSTED
+    assert text in error.details()
+    assert int(trailers(error)["grpc-retry-pushback-ms"]) > 0
+    running.kernels.gate.set()
+    await asyncio.gather(busy, *waiting)
+    await running.matmul("one/up", x)
+
+
+async def test_a_call_that_waited_too_long_is_retryable(start: Start) -> None:
+    running = await start(limits=LimitsConfig(max_queue_age_seconds=0.05))
+    busy = await running.hold()
+    error = await running.refused(running.request("one/up", X))
+    assert error.code() is Code.RESOURCE_EXHAUSTED
+    assert "max_queue_age" in error.details()
+    assert int(trailers(error)["grpc-retry-pushback-ms"]) > 0
+    running.kernels.gate.set()
+    await busy
+    assert running.kernels.rows_seen() == [0]
+
+
+async def test_what_missed_its_deadline_is_never_computed(running: Running) -> None:
+    busy = await running.hold()
+    error = await running.refused(running.request("one/up", X), timeout=0.1)
+    assert error.code() is Code.DEADLINE_EXCEEDED
+    await running.until_queued(0)
+    running.kernels.gate.set()
+    await busy
+    await running.lives_on()
+    assert running.kernels.rows_seen() == [0, 1, 1]
+
+
+@pytest.mark.parametrize("how", ["cancel", "disconnect"])
+async def test_what_its_caller_took_back_is_never_computed(running: Running, how: str) -> None:
+    busy = await running.hold()
+    channel = grpc.aio.insecure_channel(f"127.0.0.1:{running.port}")
+    call = channel.unary_unary("/qlinear.v1.QuantizedLinear/MatMul")(
+        running.request(["one/up", "one/down"], 7 * X).SerializeToString()
+    )
+    neighbour = asyncio.create_task(running.matmul("one/up", X))
+    await running.until_queued(6)
+    if how == "cancel":
+        call.cancel()
+    await channel.close()
+    await running.until_queued(2)
+    running.kernels.gate.set()
+    await asyncio.gather(busy, neighbour)
+    assert running.kernels.rows_seen() == [0, 1, 1]
+    assert call.cancelled() or how == "disconnect"
+
+
+async def test_cancelled_while_it_runs_frees_everything_afterwards(running: Running) -> None:
+    running.kernels.gate.clear()
+    call = running.stub.MatMul(running.request("one/up", X))
+    await running.entered()
+    call.cancel()
+    assert running.server._batcher is not None
+    while int(running.server._lifecycle.admitted):
+        await asyncio.sleep(0)
+    assert running.server._batcher.items_held == 1
+    running.kernels.gate.set()
+    await running.lives_on()
+    assert running.server._batcher.items_held == 0
+
+
+async def test_a_failed_computation_hits_its_own_caller_only(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    busy = await running.hold()
+    bad = asyncio.create_task(running.refused(running.request("one/up", 13 * X)))
+    good = asyncio.create_task(running.matmul("one/up", X))
+    await running.until_queued(4)
+    running.kernels.gate.set()
+    error = await bad
+    (y,) = await good
+    await busy
+    assert_close(y, running.expected("one/up", X))
+    assert error.code() is Code.INTERNAL
+    assert "secret" not in error.details()
+    incident = error.details().rsplit(" ", 1)[-1]
+    record = next(r for r in caplog.records if f"incident={incident}" in r.getMessage())
+    assert record.levelno == logging.ERROR
+    assert record.exc_info is not None
+    assert "secret 13" in str(record.exc_info[1])
+
+
+async def test_one_failing_layer_fails_the_call(running: Running) -> None:
+    x = X.clone()
+    x[0, 0] = 13
+    error = await running.refused(running.request(["one/up", "one/down"], x))
+    assert error.code() is Code.INTERNAL
+    # The first one failed: the second was taken back.
+    assert [name for name, _ in running.kernels.batches] == ["one/up"]
+    await running.lives_on()
+
+
+@pytest.mark.parametrize("fault", [ZeroDivisionError("secret"), asyncio.CancelledError("secret")])
+async def test_a_bug_of_ours_is_internal_and_never_a_hang(
+    running: Running,
+    fault: BaseException,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A CancelledError that is not the call's own must not end it without an answer."""
+
+    async def call(*args: Any, **more: Any) -> None:
+        raise fault
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalTransport, "call", call)
+        error = await running.refused(running.request("one/up", X), timeout=5)
+    assert error.code() is Code.INTERNAL
+    assert "secret" not in error.details()
+    assert f"incident={error.details().rsplit(' ', 1)[-1]}" in caplog.text
+    await running.lives_on()
+    assert await running.server._lifecycle.admitted.wait_none(WAIT_SECONDS)

@@ -1,0 +1,25 @@
+"""Batchers for the tests of this folder; whatever a test did, nothing may be left held."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from batcher_harness import Harness
+
+
+@pytest.fixture
+async def make() -> AsyncIterator[Callable[..., Harness]]:
+    made: list[Harness] = []
+
+    def build(**more: Any) -> Harness:
+        made.append(Harness(**more))
+        return made[-1]
+
+    yield build
+    for harness in made:
+        harness.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await harness.task
+        assert harness.batcher.items_held == 0, "an item was never released"
+        assert len(harness.released) == len(set(harness.released)), "an item was released twice"
