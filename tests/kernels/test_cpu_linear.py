@@ -119,15 +119,20 @@ def test_every_16_bit_pattern_widens_exactly(kernels: CpuKernels, dtype: DType) 
 
 @pytest.mark.parametrize("dtype", [DType.F16, DType.BF16])
 def test_narrowing_rounds_as_torch_does(kernels: CpuKernels, dtype: DType) -> None:
-    """From bfloat16 x every value of float32's range, through exact sums, to 16 bits."""
-    layer = random_layer(n=1, k=2, scale_dtype=DType.F32, group_size=-1)
+    """Sums that lie on, above and below the middle of two neighbours, even and odd, of every size.
+
+    Three bfloat16 inputs add up exactly: any value, a last place of the output, half of one.
+    """
+    layer = random_layer(n=1, k=3, scale_dtype=DType.F32, group_size=-1)
     layer.codes.fill_(9)
     layer.scales.fill_(1.0)
     high = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.bfloat16)
-    # Far enough from bfloat16's subnormals that the smallest fraction is none either.
+    # Far enough from bfloat16's subnormals that the smallest addend is none either.
     high = high[(high.abs() > 2**-100) | (high == 0) | high.isnan()]
-    for fraction in (0.0, 2**-9, 2**-8, 3 * 2**-9, 2**-11, 2**-12, 2**-13):
-        x = torch.stack((high, (high.float() * fraction).bfloat16()), dim=1)
+    exponent = torch.frexp(high.float().abs().nan_to_num(0, 0)).exponent - 1
+    leading = torch.ldexp(torch.ones(len(high)), exponent) * high.float().sign().nan_to_num(0)
+    for odd, half in itertools.product((0, 2**-10), (0, 2**-8, 3 * 2**-9, 2**-11, 3 * 2**-12)):
+        x = torch.stack((high, (leading * odd).bfloat16(), (leading * half).bfloat16()), dim=1)
         exact = x.float().sum(dim=1, keepdim=True)
         y = kernels.linear(packing.pack(layer), x, dtype)
         expected = exact.to(to_torch(dtype))

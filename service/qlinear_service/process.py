@@ -1,0 +1,57 @@
+"""What a serving process sets before grpc and torch are imported: malloc and gRPC's event engine.
+
+Both were measured to decide more about the cost of a call than our own code does; the figures are
+in docs/performance.md. Standard library only.
+"""
+
+import ctypes
+import logging
+import sys
+from collections.abc import MutableMapping
+from importlib.metadata import version
+
+__all__ = ["tune_process"]
+
+logger = logging.getLogger(__name__)
+
+# From malloc.h of glibc.
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
+
+LISTENER_EXPERIMENT_SINCE = (1, 80)
+"""From this grpcio release on its new listener costs up to 1.6 x CPU per call (grpc/grpc#43092)."""
+
+
+def tune_process(environ: MutableMapping[str, str]) -> None:
+    """Pin malloc's thresholds and choose gRPC's event engine; call it before `import grpc`.
+
+    Whatever the user has set himself in `environ` stays as it is.
+
+    Args:
+        environ: the process's environment, which gRPC reads at its import.
+
+    Raises:
+        RuntimeError: grpc is imported already, so the choice would be ignored.
+    """
+    if "grpc" in sys.modules:
+        raise RuntimeError("tune_process must run before grpc is imported")
+    _pin_malloc(environ)
+    release = tuple(int(part) for part in version("grpcio").split(".")[:2])
+    if release >= LISTENER_EXPERIMENT_SINCE:
+        environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener")
+
+
+def _pin_malloc(environ: MutableMapping[str, str]) -> None:
+    """Keep freed megabytes for the next message instead of returning them to the kernel.
+
+    By default glibc maps every large block and unmaps it again, which costs a page fault for each
+    4 KiB: 33 times the whole cost of a 2 MiB message. Both thresholds are needed.
+    """
+    if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in environ):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:  # musl has none
+        return
+    pinned = mallopt(M_MMAP_THRESHOLD, 1 << 30) and mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
+    if not pinned:
+        logger.warning("malloc_not_pinned effect='large messages cost more'")
