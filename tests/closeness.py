@@ -14,25 +14,31 @@ def kernels_are(kernels: Kernels, body: CpuBody) -> bool:
     return isinstance(kernels, CpuKernels) and kernels.body is body
 
 
-def assert_close(kernels: Kernels, layer: LogicalLayer, x: torch.Tensor, dtype: DType) -> None:
-    """Compare every element with float64, within a bound made of k and the dtypes alone.
+def bound_of(
+    layer: LogicalLayer, x: torch.Tensor, exact: torch.Tensor, dtype: DType
+) -> torch.Tensor:
+    """Return how far from `exact` (float64) each element of y may be; from k and dtypes alone.
 
     Summing k products in float32 in any order errs by at most k 2^-24 sum |x w| (Higham, Accuracy
     and Stability of Numerical Algorithms, 4.2); one more such term for the bias; then the result is
     rounded once, by half a unit of the output dtype in the last place.
     """
+    total = x.double().abs() @ reference.dequantize(layer).double().abs().T
+    if layer.bias is not None:
+        total += layer.bias.double().abs()
+    half_unit = {DType.F16: 2**-11, DType.BF16: 2**-8, DType.F32: 2**-24}[dtype]
+    # 2^-24 once more for an `exact` that was rounded to float32; 2^-25: subnormal float16 results.
+    return (layer.spec.k + 2) * 2**-24 * total + (half_unit + 2**-24) * exact.abs() + 2**-25
+
+
+def assert_close(kernels: Kernels, layer: LogicalLayer, x: torch.Tensor, dtype: DType) -> None:
+    """Compare every element of y with float64."""
     if kernels_are(kernels, CpuBody.AVX512_BF16) and layer.spec.bits != 4:
         pytest.skip("this body is for 4 bits")
     y = kernels.linear(packing.pack(layer), x, dtype)
     assert y.dtype == to_torch(dtype)
     assert y.shape == (x.shape[0], layer.spec.n)
     exact = reference.linear(layer, x, output_dtype=DType.F32, precision=torch.float64).double()
-    weight = reference.dequantize(layer).double()
-    total = x.double().abs() @ weight.abs().T
-    if layer.bias is not None:
-        total += layer.bias.double().abs()
-    half_unit = {DType.F16: 2**-11, DType.BF16: 2**-8, DType.F32: 2**-24}[dtype]
-    # 2^-24 once more for the float32 rounding of `exact`; 2^-25 for subnormal float16 results.
-    bound = (layer.spec.k + 2) * 2**-24 * total + (half_unit + 2**-24) * exact.abs() + 2**-25
-    worst = ((y.double() - exact).abs() / bound).max().item() if y.numel() else 0.0
+    errors = (y.double() - exact).abs() / bound_of(layer, x, exact, dtype)
+    worst = errors.max().item() if y.numel() else 0.0
     assert worst <= 1.0, f"{layer.spec.shape}: {worst:.2f} times the bound"

@@ -7,7 +7,7 @@ Nothing here reads files or multiplies.
 
 import difflib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -127,6 +127,24 @@ class QuantizedLinear:
         """Bytes of all tensors as stored, padding included."""
         tensors = (self.qweight, self.scales, self.zeros, self.bias, self.k_permutation)
         return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+    def features(self, begin: int, end: int) -> "QuantizedLinear":
+        """Return output features `begin` to `end` as a layer of their own, as views.
+
+        Args:
+            begin: a multiple of 64, the padding of n.
+            end: at most n.
+        """
+        first, last = begin // layout.TILE_N, layout.round_up(end, layout.PAD_N) // layout.TILE_N
+        padded_end = layout.round_up(end, layout.PAD_N)
+        return QuantizedLinear(
+            spec=replace(self.spec, n=end - begin),
+            qweight=self.qweight[first:last],
+            scales=self.scales[first:last],
+            zeros=None if self.zeros is None else self.zeros[first:last],
+            bias=None if self.bias is None else self.bias[begin:padded_end],
+            k_permutation=self.k_permutation,
+        )
 
 
 class LayerRegistry:

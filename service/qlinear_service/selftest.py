@@ -12,13 +12,16 @@ from qlinear_service.dtypes import DType
 from qlinear_service.errors import SelfTestError
 from qlinear_service.kernels import reference
 from qlinear_service.kernels.library import Kernels
-from qlinear_service.kernels.torch_types import to_torch
+from qlinear_service.kernels.torch_types import from_torch, to_torch
 from qlinear_service.layers import LayerSpec, QuantizedLinear
 
 __all__ = ["run_self_test"]
 
-ROWS = 5
-"""Odd, and more than one: a kernel that mixes rows up, or handles them in pairs, is found."""
+ROWS = 13
+"""8 + 4 + 1: every number of rows that the CPU kernels compute together, and an odd one."""
+
+SLAB_FEATURES = 512
+"""Output features compared at a time, so that float32 weights of a slab are all it takes."""
 
 SIGMAS = 8
 """Rounding errors of single products are independent, so their sum grows like the root of their
@@ -54,44 +57,51 @@ def _kind(spec: LayerSpec) -> tuple[object, ...]:
 
 
 def _test_layer(kernels: Kernels, layer: QuantizedLinear) -> None:
-    weight = reference.dequantize(layer)
     draw = torch.Generator().manual_seed(layer.spec.k)
     for dtype in DType:
         x = torch.randn((ROWS, layer.spec.k), generator=draw).to(to_torch(dtype))
-        # One row of one sign: a wrong zero point adds up instead of cancelling out.
-        x[0] = x[0].abs()
-        _compare(kernels, layer, x, weight)
+        y = kernels.linear(layer, x, dtype)
+        expected = (ROWS, layer.spec.n)
+        if tuple(y.shape) != expected or y.dtype != x.dtype:
+            raise SelfTestError(
+                f"kernels {kernels.name!r} on layer {layer.spec.name!r} ({layer.spec.shape}) "
+                f"returned {y.dtype} {list(y.shape)}; expected {x.dtype} {list(expected)}"
+            )
+        for begin in range(0, layer.spec.n, SLAB_FEATURES):
+            end = min(begin + SLAB_FEATURES, layer.spec.n)
+            _compare(kernels, layer, x, y, begin=begin, end=end)
 
 
 def _compare(
-    kernels: Kernels, layer: QuantizedLinear, x: torch.Tensor, weight: torch.Tensor
+    kernels: Kernels,
+    layer: QuantizedLinear,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    *,
+    begin: int,
+    end: int,
 ) -> None:
-    spec = layer.spec
-    dtype = next(dtype for dtype in DType if to_torch(dtype) == x.dtype)
+    """Compare output features `begin` to `end` of y with the reference."""
+    spec, dtype = layer.spec, from_torch(x.dtype)
+    slab = layer.features(begin, end)
+    weight = reference.dequantize(slab)
     # float32 activations are rounded to the layer's compute dtype before anything else.
     compute = spec.compute_dtype if dtype is DType.F32 else dtype
     seen = x.to(to_torch(compute)).float()
-    expected = seen @ weight.T
-    if layer.bias is not None:
-        expected += layer.bias[: spec.n].float()
+    exact = seen @ weight.T
+    if slab.bias is not None:
+        exact += slab.bias[: end - begin].float()
     norm = (seen.square() @ weight.square().T).sqrt()
     tolerance = norm * (SIGMAS * EPSILON[compute] + spec.k * EPSILON[DType.F32])
-    tolerance += expected.abs() * 2 * EPSILON[dtype] + torch.finfo(x.dtype).smallest_normal
-    rounded = expected.to(x.dtype)
-    actual = kernels.linear(layer, x, dtype)
-    if actual.shape != rounded.shape or actual.dtype != rounded.dtype:
-        raise SelfTestError(
-            f"kernels {kernels.name!r} on layer {spec.name!r} ({spec.shape}) returned "
-            f"{actual.dtype} {list(actual.shape)}; expected {rounded.dtype} {list(rounded.shape)}"
-        )
+    tolerance += exact.abs() * 2 * EPSILON[dtype] + torch.finfo(x.dtype).smallest_normal
+    actual, rounded = y[:, begin:end], exact.to(x.dtype)
     same = (actual == rounded) | (actual.isnan() & rounded.isnan())
-    error = (actual.float() - expected).abs()
-    wrong = ~same & ~(error <= tolerance)
+    wrong = ~same & ~((actual.float() - exact).abs() <= tolerance)
     if wrong.any():
         row, column = (int(index) for index in wrong.nonzero()[0])
         raise SelfTestError(
             f"kernels {kernels.name!r} disagree with the reference on layer {spec.name!r} "
-            f"({spec.shape}, {dtype.text}): y[{row}, {column}] is {float(actual[row, column]):g}, "
-            f"expected {float(expected[row, column]):g} within "
+            f"({spec.shape}, {dtype.text}): y[{row}, {begin + column}] is "
+            f"{float(actual[row, column]):g}, expected {float(exact[row, column]):g} within "
             f"{float(tolerance[row, column]):g}; {int(wrong.sum())} of {wrong.numel()} are off"
         )

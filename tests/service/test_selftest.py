@@ -69,3 +69,19 @@ class Wrong(TorchKernels):
 def test_wrong_kernels_are_caught(fault: str) -> None:
     with pytest.raises(SelfTestError, match=r"'torch' .*'test/layer0' \(k200_n72_b4_g128"):
         run_self_test(Wrong(fault), [layer(0)])
+
+
+def test_a_fault_beyond_the_first_slab_is_found() -> None:
+    wide = pack(random_layer(n=1500, k=64, group_size=32, module="layer0"))
+
+    class LastSlabWrong(TorchKernels):
+        def linear(
+            self, layer: QuantizedLinear, x: torch.Tensor, output_dtype: DType
+        ) -> torch.Tensor:
+            y = super().linear(layer, x, output_dtype)
+            y[2, 1400] += 1
+            return y
+
+    assert run_self_test(TorchKernels(), [wide]) == 1
+    with pytest.raises(SelfTestError, match=r"y\[2, 1400\] is"):
+        run_self_test(LastSlabWrong(), [wide])
