@@ -1,0 +1,82 @@
+"""Each benchmark runs from end to end with tiny numbers, and its JSON holds what it promises."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from qlinear_service.cli import main
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="they read /proc")
+
+WAIT_SECONDS = 110
+
+
+def bench(*words: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "qlinear_service", "bench", *words, "--json", "-"],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["machine"]["grpcio"]
+    assert report["others_cores"] >= 0
+    assert isinstance(report, dict)
+    return report
+
+
+@pytest.mark.slow
+def test_service() -> None:
+    report = bench("service", "--runs", "1", "--seconds", "0.15")
+    transports = [row["transport"] for row in report["server"]]
+    assert transports[0] == "unary"
+    for row in report["server"]:
+        assert row["qlinear_cpu_seconds"] > 0
+        assert row["lowest"] <= row["ratio"] <= row["highest"]
+        assert row["target"] == 1.6
+    assert len(report["latency"]) == 4 * len(transports)
+    for row in report["latency"]:
+        assert 0 < row["p50_seconds"] <= row["p99_seconds"]
+    for row in report["client"]:
+        assert row["sum_cpu_seconds"] > max(row["client_cpu_seconds"], row["server_cpu_seconds"])
+
+
+@pytest.mark.slow
+def test_cpu_operation() -> None:
+    report = bench("cpu", "--runs", "1", "--seconds", "0.001", "--features", "256")
+    rows = report["operation"]
+    assert [(row["dtype"], row["rows"]) for row in rows] == [
+        (dtype, m) for dtype in ("bfloat16", "float16", "float32") for m in (1, 4, 16, 64, 256)
+    ]
+    judged = [row["rows"] for row in rows if row["target"] is not None]
+    assert judged == [1, 16, 64]
+    for row in rows:
+        assert row["wall_seconds"].keys() == {"qlinear", "torch int4", "dense"}
+        assert row["cpu_ratio"] > 0
+    assert report["resident_weight_ratio"] > 0
+
+
+@pytest.mark.slow
+def test_soak() -> None:
+    report = bench("soak", "--calls", "400")
+    assert report["calls"] == 400
+    assert len(report["anonymous_bytes"]) == 40
+    assert report["peak_bytes"] == max(report["anonymous_bytes"]) > 1 << 20
+
+
+def test_a_benchmark_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "kernel"])
+    assert ended.value.code == 2
+    text = capsys.readouterr().err
+    assert all(name in text for name in ("cpu", "service", "soak"))
+
+
+def test_help_of_a_benchmark_is_its_own() -> None:
+    words = [sys.executable, "-m", "qlinear_service", "bench", "soak", "--help"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=WAIT_SECONDS, check=True)
+    assert "--calls" in done.stdout
