@@ -14,7 +14,15 @@ from source_tree import CLIENT, SERVICE, imports, module_name, python_files
 # Lowest floor first. A module may import from its own floor and from those before it; the
 # longest matching name decides ("kernels" is all of kernels.* that is not named elsewhere).
 FLOORS: list[set[str]] = [
-    {"__init__", "errors", "dtypes", "kernels.__init__", "kernels.build", "kernels.layout"},
+    {
+        "__init__",
+        "errors",
+        "dtypes",
+        "process",
+        "kernels.__init__",
+        "kernels.build",
+        "kernels.layout",
+    },
     {"config", "config_sources", "layers", "kernels.torch_types"},
     {"kernels"},
     {"codec", "batching", "batcher", "slots", "transport"}
@@ -39,6 +47,7 @@ NEVER_REACHES: dict[str, set[str]] = {
     "loadgen.drive": {"torch", "grpc"},
     "loadgen.report": {"torch", "grpc"},
     "cli": {"torch", "grpc"},
+    "process": {"torch", "grpc"},
     "commands.call": {"torch"},
 }
 

@@ -18,6 +18,7 @@ from qlinear_service.config_sources import (
     resolve,
 )
 from qlinear_service.errors import ConfigError
+from qlinear_service.process import tune_process
 
 __all__ = ["add_arguments", "run"]
 
@@ -56,8 +57,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _serve(path: Path, config: ServiceConfig) -> int:
-    # What must be set before grpc and torch are first imported belongs here: this is the only
-    # place that imports them, and it does so late for that reason.
+    # This is the only place that imports grpc and torch, and does so late: some choices count only
+    # before their first import.
+    tune_process(os.environ)
     # gRPC's core writes lines of its own form to stderr; what matters arrives as an error here.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from qlinear_service.loading import check_device, load
