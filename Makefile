@@ -1,6 +1,6 @@
 # The verbs of this repository; CONTRIBUTING.md explains them. Every verb sets up what it needs.
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-all lint type proto fmt
+.PHONY: help setup run demo test test-all lint type proto fmt bench
 
 MODEL ?= examples/models/all-MiniLM-L6-v2
 # The first Python that really runs (a shim may not), fits, and can make virtual environments.
@@ -28,6 +28,10 @@ test: setup ## the tests without the slow ones
 
 test-all: setup ## all tests; SELECT='-m slow' narrows
 	$(PY) -m pytest $(SELECT)
+
+bench: setup ## costs of a call and of the CPU operation, beside their targets
+	.venv/bin/qlinear bench service
+	.venv/bin/qlinear bench cpu
 
 lint: .venv/.installed-dev ## ruff and clang-format, nothing is changed
 	.venv/bin/ruff check

@@ -28,10 +28,12 @@ class Loop:
     """Seconds, one for each call."""
 
     def note(self, begun: float) -> None:
+        """Count a call that ends now."""
         self.calls += 1
         self.latencies.append(time.perf_counter() - begun)
 
     def percentile(self, percent: float) -> float:
+        """Return one percentile of the latencies in seconds."""
         return float(np.percentile(self.latencies, percent))
 
 
@@ -75,6 +77,16 @@ async def _callers(call: Callable[[], Awaitable[None]], in_flight: int, seconds:
 
     await asyncio.gather(*(caller() for _ in range(in_flight)))
     return loop
+
+
+async def serves_stream(stub: Any) -> bool:
+    """Say whether a server knows MatMulStream, by a stream without a call."""
+    call = stub.MatMulStream(timeout=CALL_SECONDS)
+    await call.done_writing()
+    code = await call.code()
+    if code not in (grpc.StatusCode.OK, grpc.StatusCode.UNIMPLEMENTED):
+        raise SystemExit(f"an empty stream ended with {code.name}: {await call.details()}")
+    return bool(code is grpc.StatusCode.OK)
 
 
 async def stream(stub: Any, request: pb.MatMulRequest, *, in_flight: int, seconds: float) -> Loop:

@@ -51,14 +51,24 @@ def console(*, json_to_stdout: bool) -> Console:
     return Console(stderr=json_to_stdout, markup=False, highlight=False, width=width)
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> Table:
-    """Return a table with its first column left, the others right."""
-    made = Table(title=title, title_justify="left", box=None, header_style="bold")
+def print_table(
+    out: Console, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]
+) -> None:
+    """Print a table with its first column left, the others right."""
+    made = Table(box=None, header_style="bold")
     for place, heading in enumerate(headings):
         made.add_column(heading, justify="right" if place else "left")
     for row in rows:
         made.add_row(*row)
-    return made
+    out.print(title, soft_wrap=True)
+    out.print(made)
+    out.print()
+
+
+def print_facts(out: Console, report: dict[str, Any]) -> None:
+    """Print the machine, and how quiet it was."""
+    out.print("  ".join(f"{name} {value}" for name, value in report["machine"].items()))
+    out.print(f"other processes kept {report['others_cores']:.1f} cores busy meanwhile")
 
 
 def verdict(value: float, most: float) -> str:

@@ -6,9 +6,10 @@ Linux only: processor time and memory come from /proc.
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,38 +45,50 @@ def status_bytes(pid: int | str, key: str) -> int:
 
 
 @contextmanager
+def on_cores(cores: set[int]) -> Iterator[None]:
+    """Keep this process, and what it starts meanwhile, on the given cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextmanager
 def started(words: Sequence[str], cores: set[int]) -> Iterator[ServerProcess]:
     """Run a server that prints "ready on HOST:PORT" on the given cores, and stop it."""
-    ours = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)  # a child inherits it, and counts its usable cores from it
-    try:
-        process = subprocess.Popen(
-            [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-    finally:
-        os.sched_setaffinity(0, ours)
-    try:
+    with ExitStack() as stack:
+        # A file, because a pipe that nobody reads could fill up.
+        log = stack.enter_context(tempfile.TemporaryFile("w+"))
+        with on_cores(cores):  # the child counts its usable cores from it
+            process = subprocess.Popen(
+                [sys.executable, *words], stdout=subprocess.PIPE, stderr=log, text=True
+            )
+        stack.callback(_stop, process)
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith("ready on "):
                 yield ServerProcess(process.pid, line.split()[-1])
-                break
-        else:
-            _, log = process.communicate()
-            raise SystemExit(f"{' '.join(words)} did not start:\n{log}")
-    finally:
-        process.terminate()
-        try:
-            process.communicate(timeout=STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+                return
+        log.seek(0)
+        raise SystemExit(f"{' '.join(words)} did not start:\n{log.read()}")
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+    try:
+        process.communicate(timeout=STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
 
 
 def qlinear_words(model: Path) -> list[str]:
-    """Return how the real server is started: free port, quick end, all else by default."""
+    """Return how the real server is started: free ports, quick end, all else by default."""
     quiet = ["--drain-delay-seconds", "0", "--log-level", "warning"]
-    return ["-m", "qlinear_service", "serve", str(model), "--port", "0", *quiet]
+    ports = ["--port", "0", "--metrics-port", "0"]
+    return ["-m", "qlinear_service", "serve", str(model), *ports, *quiet]
 
 
 def echo_words() -> list[str]:

@@ -43,7 +43,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def target(model: Path) -> Iterator[str]:
     """A server process on a free port of this machine."""
-    words = ["serve", str(model), "--port", "0", "--torch-only", "--drain-delay-seconds", "0"]
+    words = ["serve", str(model), "--port", "0", "--metrics-port", "0", "--torch-only"]
+    words += ["--drain-delay-seconds", "0"]
     process = subprocess.Popen(
         [sys.executable, "-m", "qlinear_service", *words],
         stdout=subprocess.PIPE,

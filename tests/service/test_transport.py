@@ -57,7 +57,10 @@ class Setup:
 
         self.harness.batcher.submit = remember  # type: ignore[method-assign, assignment]
         self.transport = LocalTransport(
-            slab=self.slab, batcher=self.harness.batcher, clock=self.harness.clock
+            slab=self.slab,
+            batcher=self.harness.batcher,
+            clock=self.harness.clock,
+            metrics=self.harness.metrics,
         )
 
     async def close(self) -> None:

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 async def _run(args: argparse.Namespace) -> int:
     seed = random.randrange(1 << 32) if args.seed is None else args.seed
-    async with AsyncClient(args.target, timeout=args.timeout) as client:
+    async with AsyncClient(args.target) as client:
         info = await client.server_info()
         layers = _chosen(await client.list_layers(), args.layer)
         if max(args.rows) > info.max_request_rows:
@@ -99,11 +99,8 @@ class _Load:
             dtypes=args.dtype,
             seed=seed,
         )
-        largest = (
-            max(layer.n for layer in layers)
-            * max(args.rows)
-            * max(map(ITEM_BYTES.__getitem__, args.dtype))
-        )
+        most_values = max(layer.n for layer in layers) * max(args.rows)
+        largest = most_values * max(ITEM_BYTES[dtype] for dtype in args.dtype)
         self.samples = Samples(most=args.check_samples, largest_bytes=largest, seed=seed)
         self.tally = Tally(Window(0.0, 0.0))
 
@@ -161,7 +158,7 @@ class _Load:
     async def _send(self, request: Request) -> Answer:
         x = self.payloads[request]
         try:
-            y = await self._client.matmul(request.layer, x)
+            y = await self._client.matmul(request.layer, x, timeout=self._args.timeout)
         except CallError as error:
             pause = error.retry_after_seconds or FAILURE_PAUSE_SECONDS
             return Answer(code=error.code.name, pause_seconds=pause)
@@ -218,15 +215,20 @@ def _chosen(layers: Sequence[LayerInfo], names: Sequence[str] | None) -> list[La
     """Return the layers that were asked for, by full name or by a module that one model has."""
     if names is None:
         return list(layers)
+    by_name = {layer.name: [layer] for layer in layers}
+    for layer in layers:
+        by_name.setdefault(layer.name.removeprefix(f"{layer.model}/"), []).append(layer)
     chosen = []
     for name in names:
-        found = [x for x in layers if x.name == name] or [
-            x for x in layers if x.name == f"{x.model}/{name}"
-        ]
+        found = by_name.get(name, [])
         if len(found) != 1:
-            known = [x.name for x in found or layers]
-            near = [x.name for x in found] or difflib.get_close_matches(name, known, n=3)
+            near = found or [
+                layer
+                for close in difflib.get_close_matches(name, by_name)
+                for layer in by_name[close]
+            ]
             fault = "is in several models" if found else "is not served"
-            raise ConfigError(f"--layer {name!r} {fault}; near: {', '.join(near) or known[0]}")
-        chosen.append(found[0])
+            listed = ", ".join(sorted({layer.name for layer in near or layers[:3]}))
+            raise ConfigError(f"--layer {name!r} {fault}; name one of: {listed}")
+        chosen += found
     return chosen
