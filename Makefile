@@ -18,7 +18,7 @@ setup: .venv/.installed ## make .venv, install everything, build the CPU kernels
 	@$(PY) -m qlinear_service.kernels.build
 
 run: setup ## serve a model: make run MODEL=path
-	.venv/bin/qlinear serve $(MODEL)
+	.venv/bin/qlinear serve "$(MODEL)"
 
 demo: setup ## sentence embeddings through a server, compared with the reference
 	$(PY) examples/sentence_embeddings.py

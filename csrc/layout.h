@@ -49,6 +49,7 @@ inline constexpr int kPadN = 64;   // n is padded to this: one wgmma register op
 inline constexpr int kPadK = 128;  // k is padded to this: one group of the largest size
 inline constexpr int kWarpLanes = 32;
 inline constexpr int kVectorBytes = 16;  // what one lane loads at once
+inline constexpr int kAlignBytes = 64;   // of qweight's first byte: the widest load of any kernel
 
 struct CodePlace {
   int64_t byte;  // offset in qweight

@@ -18,6 +18,7 @@ typedef enum ql_status {
   QL_NULL_POINTER = 5,    // x, qweight, scales or y is null
   QL_OUT_OF_MEMORY = 6,   // a scratch buffer could not be allocated
   QL_BAD_BODY = 7,        // this processor cannot run that ql_cpu_body, or there is none such
+  QL_MISALIGNED = 8,      // qweight does not start at a multiple of 64 bytes
 } ql_status;
 
 typedef enum ql_dtype { QL_F16 = 1, QL_BF16 = 2, QL_F32 = 3 } ql_dtype;
@@ -35,7 +36,7 @@ typedef enum ql_cpu_body {
 // Rows of x and y are contiguous in their last dimension; strides are in elements.
 typedef struct ql_linear_params {
   const void* x;         // [m, k] of x_dtype
-  const void* qweight;   // layout.h, padded
+  const void* qweight;   // layout.h, padded, 64-byte aligned: vector loads fault elsewhere
   const void* scales;    // layout.h, of scale_dtype
   const uint8_t* zeros;  // layout.h, or null: 2^(bits - 1) everywhere
   const void* bias;      // [n] of bias_dtype, or null
@@ -72,6 +73,10 @@ int ql_cpu_dequantize(const ql_linear_params* params, int64_t n_begin, int64_t n
 
 // The body that QL_BODY_BEST means on this processor for layers of `bits`, as a ql_cpu_body.
 int ql_cpu_best_body(int bits);
+
+// Reads the whole 64-bit words of `buffer` `passes` times with at most `threads` threads. The time
+// that it takes is the point; the sum of all that was read keeps reads from being left out.
+uint64_t ql_cpu_read_probe(const void* buffer, int64_t bytes, int passes, int threads);
 
 // One sentence for people; never null.
 const char* ql_status_text(int status);

@@ -89,7 +89,8 @@ class CheckedServer:
 @contextmanager
 def running_server() -> Iterator[str]:
     """Start `qlinear serve` on a free port and yield its address; stop it at the end."""
-    command = [sys.executable, "-m", "qlinear_service", "serve", str(MODEL), "--port", "0"]
+    command = [sys.executable, "-m", "qlinear_service", "serve", str(MODEL)]
+    command += ["--port", "0", "--metrics-port", "0"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None

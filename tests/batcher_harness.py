@@ -8,9 +8,12 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from qlinear_service.batcher import Batcher, BatchResult, Outcome
+from measured_layers import Spec, metrics_of
+
+from qlinear_service.batcher import Batcher
 from qlinear_service.batching import Batch, BatchKey, WorkItem, WorkQueue
 from qlinear_service.dtypes import DType
+from qlinear_service.results import BatchResult, Outcome
 from qlinear_service.slots import Slot
 
 A = BatchKey("m/a", DType.F16, DType.F16)
@@ -30,12 +33,14 @@ class Harness:
         self.on_batch: Callable[[Batch], None] = lambda batch: None
         self.numbers = itertools.count(1)
         self.clock = asyncio.get_running_loop().time
+        self.metrics = metrics_of(Spec("a", n=8), Spec("b", n=8))
         queue = WorkQueue(max_batch_rows=batch, max_queue_rows=rows, max_age_seconds=age)
         self.batcher = Batcher(
             queue=queue,
             run_batch=self.run_batch,
             release=lambda item: self.released.append(item.sequence),
             clock=lambda: self.clock(),
+            metrics=self.metrics,
         )
         self.task = asyncio.create_task(self.batcher.run())
 

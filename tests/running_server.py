@@ -163,8 +163,10 @@ def trailers(error: grpc.aio.AioRpcError) -> dict[str, str]:
 
 
 def quick_config(**groups: Any) -> ServiceConfig:
-    """Return a configuration for tests: a free port, no delays."""
-    server = ServerConfig(port=0, drain_delay_seconds=0.0, grace_seconds=WAIT_SECONDS)
+    """Return a configuration for tests: free ports, no delays."""
+    server = ServerConfig(
+        port=0, metrics_port=0, drain_delay_seconds=0.0, grace_seconds=WAIT_SECONDS
+    )
     return replace(ServiceConfig(server=server), **groups)
 
 

@@ -4,7 +4,9 @@ Only what waits or holds a connection is here; what is sent and what an answer m
 """
 
 import asyncio
-from collections.abc import Sequence
+import functools
+import weakref
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
@@ -14,9 +16,17 @@ import grpc.aio
 from qlinear.v1 import linear_pb2 as pb
 from qlinear.v1.linear_pb2_grpc import QuantizedLinearStub
 from qlinear_client import _core
-from qlinear_client._config import DEFAULT, DEFAULT_TIMEOUT_SECONDS, channel_options
-from qlinear_client._errors import Cancelled
+from qlinear_client._async_stream import AsyncStream
+from qlinear_client._config import (
+    DEFAULT,
+    DEFAULT_MAX_RETRIES,
+    DEFAULT_TIMEOUT_SECONDS,
+    DEFAULT_TRANSPORT,
+    channel_options,
+)
+from qlinear_client._errors import CallError, Cancelled
 from qlinear_client._info import LayerInfo, ServerInfo
+from qlinear_client._retries import Retries, SendAlone
 
 if TYPE_CHECKING:  # the stub file has this class, the generated module does not
     from qlinear.v1.linear_pb2_grpc import QuantizedLinearAsyncStub
@@ -39,14 +49,29 @@ class AsyncClient:
     Args:
         target: "host:port", or any gRPC target such as "dns:///name:port".
         timeout: default deadline of a call in seconds; None = no deadline.
+        transport: "stream" sends the matmuls of this client on one stream, "unary" each as a
+            call of its own; results are the same.
+        max_retries: how often a call that failed is sent again where that can help: the server
+            asks for it, or none was reached. Never after the deadline; 0 = never.
     """
 
-    def __init__(self, target: str, *, timeout: float | None = DEFAULT_TIMEOUT_SECONDS) -> None:
-        self._session = _core.Session(target, timeout)
+    def __init__(
+        self,
+        target: str,
+        *,
+        timeout: float | None = DEFAULT_TIMEOUT_SECONDS,
+        transport: str = DEFAULT_TRANSPORT,
+        max_retries: int = DEFAULT_MAX_RETRIES,
+    ) -> None:
+        self._session = _core.Session(target, timeout, transport=transport, max_retries=max_retries)
         self._closed = False
         self._channels: list[grpc.aio.Channel] = []
         self._stub: QuantizedLinearAsyncStub | None = None
         self._opened_bytes = 0
+        self._stream: AsyncStream | None = None
+        self._streams: set[AsyncStream] = set()
+        # A client that nobody closed leaves no stream behind; at exit the process does that.
+        weakref.finalize(self, _close_soon, self._streams).atexit = False
 
     @overload
     async def matmul(
@@ -100,7 +125,8 @@ class AsyncClient:
         # Before refusing, ask once more: the server may have been restarted with larger limits.
         if call.refusal(info) and (refusal := call.refusal(await self._fetch_info(deadline))):
             raise refusal
-        return call.results_from(await self._send(self._open().MatMul, call.request, deadline))
+        attempt = functools.partial(self._attempt_matmul, call, deadline)
+        return call.results_from(await self._retrying(attempt, deadline))
 
     async def list_layers(
         self, model: str | None = None, *, timeout: _core.Timeout = DEFAULT
@@ -118,6 +144,8 @@ class AsyncClient:
         """Free the connection; calls that still wait end with `Cancelled`. Twice is harmless."""
         self._closed = True
         channels, self._channels = self._channels, []
+        for stream in list(self._streams):
+            await stream.close()
         for channel in channels:
             await channel.close()
 
@@ -152,7 +180,51 @@ class AsyncClient:
             self._stub = QuantizedLinearStub(channel)
         return self._stub
 
+    def _open_stream(self) -> AsyncStream:
+        """Return a stream that takes calls, on the newest channel."""
+        method = self._open().MatMulStream
+        stream = self._stream
+        if stream is None or not stream.is_open or stream.method is not method:
+            if stream is not None:
+                stream.finish()
+            self._streams -= {other for other in self._streams if other.has_ended}
+            self._stream = stream = AsyncStream(method)
+            self._streams.add(stream)
+        return stream
+
     async def _send(
+        self,
+        method: "grpc.aio.UnaryUnaryMultiCallable[Request, Reply]",
+        request: Request,
+        deadline: _core.Deadline,
+    ) -> Reply:
+        return await self._retrying(
+            functools.partial(self._attempt, method, request, deadline), deadline
+        )
+
+    async def _retrying(
+        self, attempt: Callable[[], Awaitable[Reply]], deadline: _core.Deadline
+    ) -> Reply:
+        """Return what `attempt` returns, tried again where that helps."""
+        retries = Retries(self._session.max_retries)
+        while True:
+            try:
+                return await attempt()
+            except CallError as error:
+                pause = retries.pause_seconds(error, deadline)
+            await asyncio.sleep(pause)
+
+    async def _attempt_matmul(
+        self, call: _core.MatMulCall, deadline: _core.Deadline
+    ) -> pb.MatMulResponse:
+        if self._session.uses_streams:
+            try:
+                return await self._open_stream().call(call.message, deadline)
+            except SendAlone as reason:
+                self._session.leave_streams(reason)
+        return await self._attempt(self._open().MatMul, call.request, deadline)
+
+    async def _attempt(
         self,
         method: "grpc.aio.UnaryUnaryMultiCallable[Request, Reply]",
         request: Request,
@@ -168,3 +240,8 @@ class AsyncClient:
             if self._closed and task is not None and not task.cancelling():
                 raise Cancelled("the client was closed while the call waited") from None
             raise
+
+
+def _close_soon(streams: set[AsyncStream]) -> None:
+    for stream in streams:
+        stream.close_soon()

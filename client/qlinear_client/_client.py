@@ -3,8 +3,10 @@
 Only what waits or holds a connection is here; what is sent and what an answer means is `_core`'s.
 """
 
+import functools
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
@@ -13,8 +15,17 @@ import grpc
 from qlinear.v1 import linear_pb2 as pb
 from qlinear.v1.linear_pb2_grpc import QuantizedLinearStub
 from qlinear_client import _core
-from qlinear_client._config import DEFAULT, DEFAULT_TIMEOUT_SECONDS, channel_options
+from qlinear_client._config import (
+    DEFAULT,
+    DEFAULT_MAX_RETRIES,
+    DEFAULT_TIMEOUT_SECONDS,
+    DEFAULT_TRANSPORT,
+    channel_options,
+)
+from qlinear_client._errors import CallError, Cancelled
 from qlinear_client._info import LayerInfo, ServerInfo
+from qlinear_client._retries import Retries, SendAlone
+from qlinear_client._sync_stream import SyncStream
 
 __all__ = ["Client"]
 
@@ -34,15 +45,30 @@ class Client:
     Args:
         target: "host:port", or any gRPC target such as "dns:///name:port".
         timeout: default deadline of a call in seconds; None = no deadline.
+        transport: "stream" sends the matmuls of this client on one stream, "unary" each as a
+            call of its own; results are the same.
+        max_retries: how often a call that failed is sent again where that can help: the server
+            asks for it, or none was reached. Never after the deadline; 0 = never.
     """
 
-    def __init__(self, target: str, *, timeout: float | None = DEFAULT_TIMEOUT_SECONDS) -> None:
-        self._session = _core.Session(target, timeout)
+    def __init__(
+        self,
+        target: str,
+        *,
+        timeout: float | None = DEFAULT_TIMEOUT_SECONDS,
+        transport: str = DEFAULT_TRANSPORT,
+        max_retries: int = DEFAULT_MAX_RETRIES,
+    ) -> None:
+        self._session = _core.Session(target, timeout, transport=transport, max_retries=max_retries)
         self._lock = threading.Lock()
-        self._closed = False
+        self._closing = threading.Event()
         self._channels: list[grpc.Channel] = []
         self._stub: QuantizedLinearStub | None = None
         self._opened_bytes = 0
+        self._stream: SyncStream | None = None
+        self._streams: set[SyncStream] = set()
+        # A client that nobody closed leaves no stream behind; at exit the process does that.
+        weakref.finalize(self, _close, self._streams).atexit = False
 
     @overload
     def matmul(
@@ -96,7 +122,8 @@ class Client:
         # Before refusing, ask once more: the server may have been restarted with larger limits.
         if call.refusal(info) and (refusal := call.refusal(self._fetch_info(deadline))):
             raise refusal
-        return call.results_from(self._send(self._open().MatMul, call.request, deadline))
+        attempt = functools.partial(self._attempt_matmul, call, deadline)
+        return call.results_from(self._retrying(attempt, deadline))
 
     def list_layers(
         self, model: str | None = None, *, timeout: _core.Timeout = DEFAULT
@@ -113,8 +140,10 @@ class Client:
     def close(self) -> None:
         """Free the connection; calls that still wait end with `Cancelled`. Twice is harmless."""
         with self._lock:
-            self._closed = True
+            self._closing.set()
             channels, self._channels = self._channels, []
+            streams = list(self._streams)
+        _close(streams)
         for channel in channels:
             channel.close()
 
@@ -134,22 +163,67 @@ class Client:
         return self._session.learn(self._send(self._open().GetServerInfo, request, deadline))
 
     def _open(self) -> QuantizedLinearStub:
-        """Return the stub of a channel that receives as much as the server may send."""
         with self._lock:
-            if self._closed:
-                raise RuntimeError("this client is closed")
-            needed_bytes = self._session.receive_bytes
-            if self._stub is None or self._opened_bytes < needed_bytes:
-                # The channel that it replaces stays open until close(): calls may be on it.
-                channel = grpc.insecure_channel(
-                    self._session.target, options=channel_options(needed_bytes)
-                )
-                self._channels.append(channel)
-                self._opened_bytes = needed_bytes
-                self._stub = QuantizedLinearStub(channel)
-            return self._stub
+            return self._open_locked()
+
+    def _open_locked(self) -> QuantizedLinearStub:
+        """Return the stub of a channel that receives as much as the server may send."""
+        if self._closing.is_set():
+            raise RuntimeError("this client is closed")
+        needed_bytes = self._session.receive_bytes
+        if self._stub is None or self._opened_bytes < needed_bytes:
+            # The channel that it replaces stays open until close(): calls may be on it.
+            channel = grpc.insecure_channel(
+                self._session.target, options=channel_options(needed_bytes)
+            )
+            self._channels.append(channel)
+            self._opened_bytes = needed_bytes
+            self._stub = QuantizedLinearStub(channel)
+        return self._stub
+
+    def _open_stream(self) -> SyncStream:
+        """Return a stream that takes calls, on the newest channel."""
+        with self._lock:
+            method = self._open_locked().MatMulStream
+            stream = self._stream
+            if stream is None or not stream.is_open or stream.method is not method:
+                if stream is not None:
+                    stream.finish()
+                self._streams -= {other for other in self._streams if other.has_ended}
+                self._stream = stream = SyncStream(method)
+                self._streams.add(stream)
+            return stream
 
     def _send(
+        self,
+        method: "grpc.UnaryUnaryMultiCallable[Request, Reply]",
+        request: Request,
+        deadline: _core.Deadline,
+    ) -> Reply:
+        return self._retrying(functools.partial(self._attempt, method, request, deadline), deadline)
+
+    def _retrying(self, attempt: Callable[[], Reply], deadline: _core.Deadline) -> Reply:
+        """Return what `attempt` returns, tried again where that helps."""
+        retries = Retries(self._session.max_retries)
+        while True:
+            try:
+                return attempt()
+            except CallError as error:
+                pause = retries.pause_seconds(error, deadline)
+            if self._closing.wait(pause):
+                raise Cancelled("the client was closed while the call waited")
+
+    def _attempt_matmul(
+        self, call: _core.MatMulCall, deadline: _core.Deadline
+    ) -> pb.MatMulResponse:
+        if self._session.uses_streams:
+            try:
+                return self._open_stream().call(call.message, deadline)
+            except SendAlone as reason:
+                self._session.leave_streams(reason)
+        return self._attempt(self._open().MatMul, call.request, deadline)
+
+    def _attempt(
         self,
         method: "grpc.UnaryUnaryMultiCallable[Request, Reply]",
         request: Request,
@@ -160,6 +234,11 @@ class Client:
         except grpc.RpcError as error:
             raise _core.call_error(error) from error
         except ValueError:
-            if self._closed:  # closed by another thread between _open and here
+            if self._closing.is_set():  # closed by another thread between _open and here
                 raise RuntimeError("this client is closed") from None
             raise
+
+
+def _close(streams: Iterable[SyncStream]) -> None:
+    for stream in streams:
+        stream.close()

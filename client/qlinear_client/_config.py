@@ -9,8 +9,11 @@ from typing import Final
 
 __all__ = [
     "DEFAULT",
+    "DEFAULT_MAX_RETRIES",
     "DEFAULT_RECEIVE_BYTES",
     "DEFAULT_TIMEOUT_SECONDS",
+    "DEFAULT_TRANSPORT",
+    "TRANSPORTS",
     "VERSION",
     "Default",
     "channel_options",
@@ -21,6 +24,13 @@ VERSION = version("qlinear")
 
 DEFAULT_TIMEOUT_SECONDS = 5.0
 """A call without a deadline can hang for ever behind a dead network, so there always is one."""
+
+TRANSPORTS = ("stream", "unary")
+
+DEFAULT_TRANSPORT = "stream"
+
+DEFAULT_MAX_RETRIES = 4
+"""With the pauses between them about a second: a restart behind a balancer, not an outage."""
 
 
 class Default(Enum):

@@ -15,7 +15,10 @@ import grpc
 from qlinear.v1 import linear_pb2 as pb
 from qlinear_client._arrays import ELEMENTS, Activations, Element, element_of, read_activations
 from qlinear_client._config import (
+    DEFAULT_MAX_RETRIES,
     DEFAULT_RECEIVE_BYTES,
+    DEFAULT_TRANSPORT,
+    TRANSPORTS,
     Default,
     receive_bytes_for,
 )
@@ -28,6 +31,7 @@ from qlinear_client._errors import (
     error_class,
 )
 from qlinear_client._info import LayerInfo, ServerInfo
+from qlinear_client._retries import SendAlone
 
 __all__ = [
     "Deadline",
@@ -76,15 +80,33 @@ class Deadline:
             )
         return left
 
+    def missed(self) -> DeadlineExceeded:
+        """Return what to raise when the end came before the answer."""
+        return DeadlineExceeded(f"no answer came within {self._timeout_seconds:g} s")
+
 
 class Session:
-    """What a client remembers between calls: where to, how long, and the server's limits."""
+    """What a client remembers between calls: where to and how, and the server's limits."""
 
-    def __init__(self, target: str, timeout_seconds: float | None) -> None:
+    def __init__(
+        self,
+        target: str,
+        timeout_seconds: float | None,
+        *,
+        transport: str = DEFAULT_TRANSPORT,
+        max_retries: int = DEFAULT_MAX_RETRIES,
+    ) -> None:
         if not isinstance(target, str) or not target:
             raise InvalidArgument(f'target is {target!r}; expected "host:port"')
         self.target = target
         self.timeout_seconds = _checked_timeout(timeout_seconds)
+        if transport not in TRANSPORTS:
+            raise InvalidArgument(f"transport is {transport!r}; expected {' or '.join(TRANSPORTS)}")
+        if max_retries < 0:
+            raise InvalidArgument(f"max_retries is {max_retries}; expected 0 or more")
+        self.uses_streams = transport == "stream"
+        """Becomes False when the server turns out to have no MatMulStream."""
+        self.max_retries = max_retries
         self.info: ServerInfo | None = None
         """The latest answer of GetServerInfo."""
         self.receive_bytes = DEFAULT_RECEIVE_BYTES
@@ -95,6 +117,11 @@ class Session:
         if isinstance(timeout, Default):
             return Deadline(self.timeout_seconds)
         return Deadline(_checked_timeout(timeout))
+
+    def leave_streams(self, reason: SendAlone) -> None:
+        """Learn why a stream ended: if the server has none, none is opened again."""
+        if reason.code is grpc.StatusCode.UNIMPLEMENTED:
+            self.uses_streams = False
 
     def learn(self, reply: pb.GetServerInfoResponse) -> ServerInfo:
         """Keep what a server says about its limits."""
@@ -108,12 +135,18 @@ class Session:
 class MatMulCall:
     """One checked call: what is sent and how its reply is read."""
 
-    request: pb.MatMulRequest
+    message: pb.StreamRequest
+    """The request as a stream carries it; its own fields are the stream's to set."""
     layers: tuple[str, ...]
     is_single: bool
     """True: the caller named one layer and gets one array instead of a list."""
     x: Activations
     output: Element
+
+    @property
+    def request(self) -> pb.MatMulRequest:
+        """The request as a unary call carries it."""
+        return self.message.call
 
     def refusal(self, info: ServerInfo) -> ResourceExhausted | None:
         """Return the error that this server's limits would answer with, or None if it fits."""
@@ -185,17 +218,20 @@ def prepare_matmul(
             "bfloat16 results as numpy arrays need ml_dtypes (pip install 'qlinear[bf16]'); "
             "or send x as a torch tensor"
         )
-    tensor = pb.Tensor(
-        dtype=activations.element.number, shape=activations.shape, data=activations.raw
-    )
-    request = pb.MatMulRequest(
-        layer=layers[0] if is_single else "",
-        layers=() if is_single else layers,
-        output_dtype=pb.DTYPE_UNSPECIFIED if output_dtype is None else output.number,
-        priority=priority,
-        x=tensor,
-    )
-    return MatMulCall(request, layers, is_single, activations, output)
+    # Built in place: to make the parts first would copy the activations twice more.
+    message = pb.StreamRequest()
+    request = message.call
+    if is_single:
+        request.layer = layers[0]
+    else:
+        request.layers.extend(layers)
+    if output_dtype is not None:
+        request.output_dtype = output.number
+    request.priority = priority
+    request.x.dtype = activations.element.number
+    request.x.shape.extend(activations.shape)
+    request.x.data = activations.raw
+    return MatMulCall(message, layers, is_single, activations, output)
 
 
 def layers_from(reply: pb.ListLayersResponse) -> list[LayerInfo]:
@@ -212,14 +248,18 @@ def layers_from(reply: pb.ListLayersResponse) -> list[LayerInfo]:
     ]
 
 
+_GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+
 def call_error(error: grpc.RpcError) -> CallError:
     """Turn what gRPC raised into the typed error of its status."""
     # Both kinds of RpcError that calls raise, grpc's and grpc.aio's, have these three.
     code: grpc.StatusCode = error.code()
     message = error.details() or f"the call ended with {code.name} and no explanation"
     pushback = _pushback_seconds(error.trailing_metadata() or ())
-    # The server's word counts; without one, only an unreachable or draining server may recover.
-    retryable = code is grpc.StatusCode.UNAVAILABLE if pushback is None else pushback >= 0
+    # The server's word counts; without one, only a server that cannot be reached, drains or stops
+    # may recover. A gRPC server that stops cancels the calls that reach it in that moment.
+    retryable = code in _GONE if pushback is None else pushback >= 0
     return error_class(code)(
         message,
         code=code,

@@ -117,6 +117,7 @@ struct Block {
   const char* x;         // prepared rows
   int64_t row_bytes;
   int group_shift;
+  int64_t rows;  // how many of them there are; a form that takes more repeats the last one
 };
 
 template <int kRowsArg, int kPartsArg, int kGroupArg, bool kSymmetricArg>
@@ -161,7 +162,7 @@ void multiply_step(const Block& block, const Columns& columns, int64_t k, int st
   }
 #pragma GCC unroll 8
   for (int m = 0; m < F::kRows; ++m) {
-    const char* x_row = x + m * block.row_bytes;
+    const char* x_row = x + (m < block.rows ? m : block.rows - 1) * block.row_bytes;
     __m512 sums[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
 #pragma GCC unroll 2
     for (int tile = 0; tile < 2; ++tile) {
@@ -210,25 +211,31 @@ void multiply_rows(const Block& block, int64_t n_block, int64_t first_row) {
       std::memcpy(totals[g], pair, sizeof pair);
     }
   }
-  for (int m = 0; m < F::kRows; ++m) {
+  for (int m = 0; m < F::kRows && m < block.rows; ++m) {
     alignas(64) float sums[kTileN];
     for (int n = 0; n < kTileN; ++n) sums[n] = _mm512_reduce_add_ps(totals[n % 8][n / 8][m]);
     store_row(block.p, first_row + m, n_block, sums);
   }
 }
 
+// Decoding is what a few rows cost most, so 5 to 7 rows are computed as 8 and 2 or 3 as 4.
 template <int kParts, int kGroup, bool kSymmetric>
 void multiply_all_rows(Block block, int64_t n_block, int64_t first_row, int64_t rows) {
-  int64_t row = 0;
-  const auto some = [&](auto form) {
-    constexpr int kRows = decltype(form)::kRows;
-    for (; row + kRows <= rows; row += kRows, block.x += kRows * block.row_bytes) {
-      multiply_rows<decltype(form)>(block, n_block, first_row + row);
+  for (int64_t row = 0; row < rows;) {
+    block.rows = rows - row;
+    int64_t done = 1;
+    if (block.rows > 4) {
+      multiply_rows<Form<8, kParts, kGroup, kSymmetric>>(block, n_block, first_row + row);
+      done = 8;
+    } else if (block.rows > 1) {
+      multiply_rows<Form<4, kParts, kGroup, kSymmetric>>(block, n_block, first_row + row);
+      done = 4;
+    } else {
+      multiply_rows<Form<1, kParts, kGroup, kSymmetric>>(block, n_block, first_row + row);
     }
-  };
-  some(Form<8, kParts, kGroup, kSymmetric>());
-  some(Form<4, kParts, kGroup, kSymmetric>());
-  some(Form<1, kParts, kGroup, kSymmetric>());
+    row += done;
+    block.x += done * block.row_bytes;
+  }
 }
 
 template <int kParts, bool kSymmetric>
@@ -247,8 +254,9 @@ void multiply_block(const ql_linear_params& p, const char* x, int64_t n_block, i
                     int64_t rows) {
   const int64_t k_padded = layout::round_up(p.k, layout::kPadK);
   const auto* qweight = static_cast<const uint8_t*>(p.qweight);
-  const Block block = {p, qweight + n_block * kTileN * k_padded / 2, x, row_bytes(p),
-                       group_shift(p.group_size)};
+  const Block block = {
+      p,   qweight + n_block * kTileN * k_padded / 2, x, row_bytes(p), group_shift(p.group_size),
+      rows};
   if (p.zeros == nullptr) {
     (parts_of(p) == 1 ? multiply_group<1, true> : multiply_group<2, true>)(block, n_block,
                                                                            first_row, rows);

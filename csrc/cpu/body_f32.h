@@ -53,6 +53,7 @@ struct Block {
   const float* x;        // prepared rows
   int64_t k_padded;
   int group_shift;
+  int64_t rows;  // how many rows there are; a form that takes more repeats the last one
 };
 
 // The step of 128 k that begins `step` steps into the chunk, for rows g and g + 8.
@@ -84,7 +85,8 @@ void multiply_step(const Block& block, const Columns& columns, int64_t k, int st
         const Floats w0 = Vec::template code<F::kBits>(codes, F::kBits * 2 * q) - zeros[0];
         const Floats w1 = Vec::template code<F::kBits>(codes, F::kBits * (2 * q + 1)) - zeros[1];
         for (int m = 0; m < F::kRows; ++m) {
-          const Floats xs = Vec::load(x + m * block.k_padded + 16 * q + part);
+          const int64_t row = m < block.rows ? m : block.rows - 1;
+          const Floats xs = Vec::load(x + row * block.k_padded + 16 * q + part);
           sums[0][m] = Vec::fma(w0, xs, sums[0][m]);
           sums[1][m] = Vec::fma(w1, xs, sums[1][m]);
         }
@@ -119,22 +121,26 @@ void multiply_rows(const Block& block, int64_t n_block, int64_t first_row) {
       }
     }
   }
-  for (int m = 0; m < F::kRows; ++m) {
+  for (int m = 0; m < F::kRows && m < block.rows; ++m) {
     alignas(64) float sums[kTileN];
     for (int n = 0; n < kTileN; ++n) sums[n] = Vec::sum(totals[n % 8][n / 8][m]);
     store_row(block.p, first_row + m, n_block, sums);
   }
 }
 
+// Decoding is what a few rows cost most, so 2 or 3 rows are computed as 4.
 template <class Vec, int kBits, bool kOneScale>
 void multiply_all_rows(Block block, int64_t n_block, int64_t first_row, int64_t rows) {
-  int64_t row = 0;
-  const float* x = block.x;
-  for (; row + 4 <= rows; row += 4, block.x = x + row * block.k_padded) {
-    multiply_rows<Vec, Form<kBits, 4, kOneScale>>(block, n_block, first_row + row);
-  }
-  for (; row < rows; row += 1, block.x = x + row * block.k_padded) {
-    multiply_rows<Vec, Form<kBits, 1, kOneScale>>(block, n_block, first_row + row);
+  for (int64_t row = 0; row < rows;) {
+    block.rows = rows - row;
+    const int64_t done = block.rows > 1 ? 4 : 1;
+    if (done == 4) {
+      multiply_rows<Vec, Form<kBits, 4, kOneScale>>(block, n_block, first_row + row);
+    } else {
+      multiply_rows<Vec, Form<kBits, 1, kOneScale>>(block, n_block, first_row + row);
+    }
+    row += done;
+    block.x += done * block.k_padded;
   }
 }
 
@@ -143,8 +149,12 @@ void f32_multiply_block(const ql_linear_params& p, const char* x, int64_t n_bloc
                         int64_t first_row, int64_t rows) {
   const int64_t k_padded = layout::round_up(p.k, layout::kPadK);
   const auto* qweight = static_cast<const uint8_t*>(p.qweight);
-  const Block block = {p, qweight + n_block * kTileN * k_padded * p.bits / 8,
-                       reinterpret_cast<const float*>(x), k_padded, group_shift(p.group_size)};
+  const Block block = {p,
+                       qweight + n_block * kTileN * k_padded * p.bits / 8,
+                       reinterpret_cast<const float*>(x),
+                       k_padded,
+                       group_shift(p.group_size),
+                       rows};
   const bool one_scale = p.group_size == -1 || p.group_size >= kStepK;
   if (p.bits == 4) {
     (one_scale ? multiply_all_rows<Vec, 4, true>

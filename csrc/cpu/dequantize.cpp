@@ -73,8 +73,8 @@ extern "C" int ql_cpu_dequantize(const ql_linear_params* params, int64_t n_begin
   if (p.qweight == nullptr || p.scales == nullptr) return QL_NULL_POINTER;
   if (!layout::bits_supported(p.bits)) return QL_BAD_BITS;
   if (!layout::group_size_supported(p.group_size)) return QL_BAD_GROUP_SIZE;
-  if (p.k < 0 || n_begin < 0 || n_count < 0 || n_begin % layout::kTileN != 0 ||
-      n_begin + n_count > p.n) {
+  if (p.k < 0 || n_begin < 0 || n_count < 0 || n_begin % layout::kTileN != 0 || n_begin > p.n ||
+      n_count > p.n - n_begin) {
     return QL_BAD_SHAPE;
   }
   const int64_t n_blocks = (n_count + layout::kTileN - 1) / layout::kTileN;

@@ -31,7 +31,8 @@ ql_status check(const ql_linear_params& p) {
   if (p.x == nullptr || p.y == nullptr || p.qweight == nullptr || p.scales == nullptr) {
     return QL_NULL_POINTER;
   }
-  return QL_OK;
+  const auto address = reinterpret_cast<std::uintptr_t>(p.qweight);
+  return address % layout::kAlignBytes == 0 ? QL_OK : QL_MISALIGNED;
 }
 
 bool runs_here(int body) {

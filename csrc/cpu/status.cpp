@@ -20,6 +20,8 @@ extern "C" const char* ql_status_text(int status) {
       return "a scratch buffer could not be allocated";
     case QL_BAD_BODY:
       return "this processor cannot run that body, or not for these bits";
+    case QL_MISALIGNED:
+      return "qweight does not start at a multiple of 64 bytes";
     default:
       return "unknown status";
   }

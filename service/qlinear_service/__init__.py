@@ -1,6 +1,6 @@
 """The qlinear server: quantized linear layers answered over gRPC.
 
-A request passes through `servicer`, `codec`, `batching`, `engine` and back; see docs/architecture.md.
+A request passes through `servicer`, `codec`, `batching`, `engine` and back: docs/architecture.md.
 """
 
 from importlib.metadata import version

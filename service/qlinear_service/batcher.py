@@ -12,33 +12,13 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from qlinear_service.batching import Batch, Part, WorkItem, WorkQueue, too_late
-from qlinear_service.errors import EngineFailure, RequestError
+from qlinear_service.errors import Cancelled, EngineFailure, RequestError
+from qlinear_service.metrics import Metrics
+from qlinear_service.results import BatchResult, Outcome
 
-__all__ = ["BatchResult", "Batcher", "Outcome", "RunBatch"]
+__all__ = ["Batcher", "RunBatch"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class BatchResult:
-    """What the engine made of a batch: the result rows of each part, in order, as bytes."""
-
-    rows: Sequence[memoryview]
-    kernel_nanoseconds: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """One item's answer."""
-
-    pieces: tuple[memoryview, ...]
-    """Its result rows as bytes, in order; more than one piece if the item was split."""
-    batch_rows: int
-    """Rows of the largest batch that it was part of."""
-    queue_nanoseconds: int
-    """From its arrival to its first batch."""
-    kernel_nanoseconds: int
-    """Of all batches that it was part of."""
 
 
 RunBatch: TypeAlias = Callable[[Batch], Awaitable[BatchResult]]
@@ -72,6 +52,7 @@ class Batcher:
         release: told of each item exactly once, when neither queue nor engine will touch its
             slot again. That may be later than its caller's end.
         clock: seconds, the clock of the items' times and of the loop's timers.
+        metrics: told of each batch.
     """
 
     def __init__(
@@ -81,11 +62,13 @@ class Batcher:
         run_batch: RunBatch,
         release: Callable[[WorkItem], None],
         clock: Callable[[], float],
+        metrics: Metrics,
     ) -> None:
         self._queue = queue
         self._run_batch = run_batch
         self._release = release
         self._clock = clock
+        self._metrics = metrics
         self._pending: dict[int, _Pending] = {}
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -122,6 +105,14 @@ class Batcher:
             self._queue.cancel(item)
             self._leave_if_unused(item)
 
+    def withdraw(self, items: Sequence[WorkItem]) -> bool:
+        """End a call of which nothing has begun to run as `Cancelled`; return whether it was so."""
+        if any(self._queue.has_begun(item) for item in items):
+            return False
+        taken_back = Cancelled("the call was taken back before it ran")
+        self._fail(self._pending[items[0].sequence].call, taken_back)
+        return True
+
     def fail_all(self, error: RequestError) -> None:
         """End every call that has no answer yet with `error`."""
         for pending in list(self._pending.values()):
@@ -130,6 +121,7 @@ class Batcher:
     async def run(self) -> None:
         """Serve until cancelled."""
         while True:
+            await self._let_arrivals_in()
             self._drop_expired()
             batch = self._queue.take()
             if batch is None:
@@ -138,13 +130,28 @@ class Batcher:
             else:
                 await self._serve(batch)
 
+    async def _let_arrivals_in(self) -> None:
+        """Let calls that have already reached this process join the next batch.
+
+        Not a wait for calls that may come: it gives the event loop its turn for as long as each
+        turn brings some. A call takes several turns from its arrival to the queue; without this a
+        burst of 64 calls ran as batches of one or two (docs/decisions/0003-small-batches.md).
+        """
+        before = 0
+        while before < self._queue.rows < self._queue.max_batch_rows:
+            before = self._queue.rows
+            await asyncio.sleep(0)
+
     async def _serve(self, batch: Batch) -> None:
         now = self._clock()
+        waits = []
         for part in batch.parts:
             pending = self._pending[part.item.sequence]
             pending.parts_running += 1
             if part.start == 0:
                 pending.queue_seconds = now - part.item.enqueued_at
+                waits.append(pending.queue_seconds)
+        self._metrics.waited(batch.key.layer, waits)
         try:
             result = await self._compute(batch)
         except Exception as error:
@@ -172,7 +179,7 @@ class Batcher:
         if call.future.done():
             self._end_part(part)
             return
-        alone = Batch(part.item.key, (part,))
+        alone = Batch(part.item.key, (part,), part.rows)
         try:
             result = await self._compute(alone)
         except Exception as error:
@@ -184,6 +191,15 @@ class Batcher:
         result = await self._run_batch(batch)
         if len(result.rows) != len(batch.parts):
             raise RuntimeError(f"{len(result.rows)} results for {len(batch.parts)} parts")
+        self._metrics.batch_finished(
+            batch.key.layer,
+            rows=batch.rows,
+            requests=len(batch.parts),
+            x_itemsize=batch.key.x_dtype.itemsize,
+            y_itemsize=batch.key.output_dtype.itemsize,
+            gather_seconds=result.gather_nanoseconds / 1e9,
+            kernel_seconds=result.kernel_nanoseconds / 1e9,
+        )
         return result
 
     def _finish(self, batch: Batch, result: BatchResult) -> None:
@@ -200,7 +216,7 @@ class Batcher:
     def _complete(self, pending: _Pending) -> None:
         call = pending.call
         call.outcomes[pending.item.sequence] = Outcome(
-            pieces=tuple(pending.pieces[start] for start in sorted(pending.pieces)),
+            pieces=tuple(piece for _, piece in sorted(pending.pieces.items())),
             batch_rows=pending.batch_rows,
             queue_nanoseconds=round(pending.queue_seconds * 1e9),
             kernel_nanoseconds=pending.kernel_nanoseconds,
@@ -237,7 +253,10 @@ class Batcher:
 
     def _drop_expired(self) -> None:
         for dropped in self._queue.expire(self._clock()):
-            self._fail(self._pending[dropped.item.sequence].call, dropped.error)
+            # Gone already if another item of its call was dropped before it and failed the call.
+            pending = self._pending.get(dropped.item.sequence)
+            if pending is not None:
+                self._fail(pending.call, dropped.error)
 
     def _set_timer(self) -> None:
         """See to it that what expires is told so in time, however long the engine is busy."""

@@ -10,6 +10,7 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from qlinear_service.dtypes import DType
 from qlinear_service.errors import DeadlineExceeded, Overloaded, RequestError
@@ -21,9 +22,8 @@ RETRY_AFTER_SECONDS = 0.1
 """As for a full slab: some tens of batches of a large layer."""
 
 
-@dataclass(frozen=True, slots=True)
-class BatchKey:
-    """What items of one batch have in common."""
+class BatchKey(NamedTuple):
+    """What items of one batch have in common. A tuple, as it is hashed several times a call."""
 
     layer: str
     """The full name."""
@@ -31,9 +31,12 @@ class BatchKey:
     output_dtype: DType
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class WorkItem:
-    """The descriptor of one layer's work for one call; times are seconds of one clock."""
+    """The descriptor of one layer's work for one call; times are seconds of one clock.
+
+    Nobody changes one; it is not frozen because that would double what making it costs.
+    """
 
     sequence: int
     """Unique among the items of this server; smaller is older."""
@@ -48,10 +51,11 @@ class WorkItem:
     """Not to be computed at or after this."""
     priority: int = 0
     """Larger goes first."""
+    traceparent: str | None = None
+    """The caller's W3C trace context, for whoever traces batches."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """Rows `start` to `start + rows` of one item: all of it, unless the item exceeds a batch."""
 
     item: WorkItem
@@ -59,17 +63,13 @@ class Part:
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """Parts of one key, in the order in which their rows follow each other."""
 
     key: BatchKey
     parts: tuple[Part, ...]
-
-    @property
-    def rows(self) -> int:
-        """Rows of all parts together: the M of the computation."""
-        return sum(part.rows for part in self.parts)
+    rows: int
+    """Rows of all parts together: the M of the computation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +125,11 @@ class WorkQueue:
     """
 
     def __init__(self, *, max_batch_rows: int, max_queue_rows: int, max_age_seconds: float) -> None:
-        self._max_batch_rows = max_batch_rows
+        self.max_batch_rows = max_batch_rows
         self._max_queue_rows = max_queue_rows
         self._max_age_seconds = max_age_seconds
         self._rows = 0
+        self._rows_by_layer: dict[str, int] = {}
         self._entries: dict[int, _Entry] = {}
         self._keys: dict[BatchKey, _KeyQueue] = {}
         self._turns = itertools.count()
@@ -142,6 +143,10 @@ class WorkQueue:
         """Rows that wait."""
         return self._rows
 
+    def rows_by_layer(self) -> dict[str, int]:
+        """Return the rows that wait for each layer that was ever asked for; from any thread."""
+        return self._rows_by_layer.copy()
+
     def check_room(self, rows: int) -> None:
         """Raise Overloaded unless `rows` more may wait."""
         if self._rows + rows > self._max_queue_rows:
@@ -149,6 +154,7 @@ class WorkQueue:
                 f"{self._rows} rows wait and this call brings {rows}; at most "
                 f"{self._max_queue_rows} may wait: send it again later",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
+                reason="queue_rows",
             )
 
     def admit(self, items: Sequence[WorkItem]) -> None:
@@ -157,11 +163,14 @@ class WorkQueue:
         Raises:
             Overloaded: they have more rows than there is room for.
         """
-        self.check_room(sum(item.rows for item in items))
+        rows = 0
+        for item in items:
+            rows += item.rows
+        self.check_room(rows)
         for item in items:
             entry = _Entry(item)
             self._entries[item.sequence] = entry
-            self._rows += item.rows
+            self._count(item.key.layer, item.rows)
             if item.key not in self._keys:
                 self._keys[item.key] = _KeyQueue(next(self._turns))
             self._keys[item.key].add(entry)
@@ -172,6 +181,11 @@ class WorkQueue:
         entry = self._entries.get(item.sequence)
         if entry is not None:
             self._remove(entry)
+
+    def has_begun(self, item: WorkItem) -> bool:
+        """Say whether any row of `item` has been handed out, or it left in another way."""
+        entry = self._entries.get(item.sequence)
+        return entry is None or entry.next_row > 0
 
     def next_expiry(self) -> float | None:
         """Return when `expire` next has something to do, None if never."""
@@ -207,12 +221,12 @@ class WorkQueue:
             return None
         key = min(self._keys, key=lambda candidate: self._keys[candidate].rank)
         parts: list[Part] = []
-        room = self._max_batch_rows
+        room = self.max_batch_rows
         while room and key in self._keys:
             entry = self._keys[key].first()
             left = entry.item.rows - entry.next_row
             # Only what exceeds a whole batch is cut; anything else waits for a batch that holds it.
-            if left > room and entry.item.rows <= self._max_batch_rows:
+            if left > room and entry.item.rows <= self.max_batch_rows:
                 break
             rows = min(left, room)
             parts.append(Part(entry.item, entry.next_row, rows))
@@ -221,10 +235,10 @@ class WorkQueue:
                 self._remove(entry)
             else:
                 entry.next_row += rows
-                self._rows -= rows
+                self._count(key.layer, -rows)
         if key in self._keys:
             self._keys[key].turn = next(self._turns)
-        return Batch(key, tuple(parts))
+        return Batch(key, tuple(parts), self.max_batch_rows - room)
 
     def _schedule_expiry(self, item: WorkItem, oldest: float) -> None:
         expiry = oldest if item.deadline is None else min(oldest, item.deadline)
@@ -233,17 +247,22 @@ class WorkQueue:
     def _remove(self, entry: _Entry) -> None:
         item = entry.item
         del self._entries[item.sequence]
-        self._rows -= item.rows - entry.next_row
+        self._count(item.key.layer, entry.next_row - item.rows)
         queue = self._keys[item.key]
         queue.remove(item)
         if not queue.by_priority:
             del self._keys[item.key]
+
+    def _count(self, layer: str, rows: int) -> None:
+        self._rows += rows
+        self._rows_by_layer[layer] = self._rows_by_layer.get(layer, 0) + rows
 
     def _too_old(self, item: WorkItem, now: float) -> RequestError:
         return Overloaded(
             f"the call for layer {item.key.layer!r} waited {now - item.enqueued_at:.3f} s, longer "
             f"than max_queue_age ({self._max_age_seconds:g} s): send it again later",
             retry_after_seconds=RETRY_AFTER_SECONDS,
+            reason="queue_age",
         )
 
 

@@ -23,6 +23,7 @@ VERBS = {
     "load": "drive a running server and show latencies, rates and wrong answers",
     "bench": "measure this machine with the benchmarks of a source checkout",
 }
+INTERRUPTED = 130  # what shells report for a program that Ctrl-C ended
 
 
 def _usage() -> str:
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run `qlinear` with `argv` (default: the process's own) and return its exit code.
 
     0: done. 1: it failed, with one sentence on stderr; or, silently, whoever read its output
-    stopped reading, as `head` does. 2: it was called wrongly.
+    stopped reading, as `head` does. 2: it was called wrongly. 130: Ctrl-C.
     """
     try:
         try:
@@ -48,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # What could not be written is still buffered; the interpreter's last flush must succeed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def _main(words: list[str]) -> int:
@@ -62,8 +65,10 @@ def _main(words: list[str]) -> int:
         print(f"qlinear: there is no verb {verb!r}\n\n{_usage()}", file=sys.stderr)
         return 2
     try:
-        command = importlib.import_module(f"qlinear_service.commands.{verb}")
-    except ModuleNotFoundError as error:
+        return _run(verb, words[1:])
+    except QlinearError as error:
+        print(f"qlinear {verb}: {error}", file=sys.stderr)
+    except ModuleNotFoundError as error:  # of the verb itself, or of what it imports later
         if error.name is None or error.name.startswith("qlinear_service"):
             raise
         print(
@@ -71,12 +76,11 @@ def _main(words: list[str]) -> int:
             "install it with: pip install 'qlinear[server]'",
             file=sys.stderr,
         )
-        return 1
+    return 1
+
+
+def _run(verb: str, words: list[str]) -> int:
+    command = importlib.import_module(f"qlinear_service.commands.{verb}")
     parser = argparse.ArgumentParser(prog=f"qlinear {verb}", description=VERBS[verb])
     command.add_arguments(parser)
-    args = parser.parse_args(words[1:])
-    try:
-        return int(command.run(args))
-    except QlinearError as error:
-        print(f"qlinear {verb}: {error}", file=sys.stderr)
-        return 1
+    return int(command.run(parser.parse_args(words)))

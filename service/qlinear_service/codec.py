@@ -1,32 +1,46 @@
-"""Messages to checked values and back, pure: no clock, no queue, no tensor.
+"""Fields to checked values and values to bytes, pure: no clock, no queue, no tensor.
 
-`check` is where a call's bytes are believed for the first time, so every rule of the contract on
-one call stands here, in one fixed order, before anything is allocated. Texts name the layer, what
-was given, what is expected and, where that is not plain, how to fix it.
+`Checker.check` is where a call's bytes are believed for the first time, so every rule of the
+contract on one call stands here, in one fixed order, before anything is allocated. Texts name the
+layer, what was given, what is expected and, where that is not plain, how to fix it.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias, cast
 
 from qlinear.v1 import linear_pb2
 from qlinear_service.config import LimitsConfig
 from qlinear_service.dtypes import DType
 from qlinear_service.errors import InvalidRequest, TooLarge
 from qlinear_service.layers import LayerSpec
+from qlinear_service.wire import CallFields, tensor_head
 
-__all__ = ["CheckedRequest", "check", "encode_tensor", "wire_dtype"]
+__all__ = [
+    "CallPlan",
+    "CheckedRequest",
+    "Checker",
+    "encode_result",
+    "requested_layers",
+    "wire_dtype",
+]
 
 MAX_RANK = 64
 """numpy's own bound; beyond it a product of dimensions could become a number of any length."""
 
 MAX_PRIORITY = 9
 
+MOST_PLANS = 4096
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedRequest:
-    """A call that keeps the contract: x [..., k] flattened to [rows, k]."""
+PlanKey: TypeAlias = tuple[str, tuple[str, ...], int, int, int, tuple[int, ...] | None]
+"""Fields of a call but its data."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CallPlan:
+    """What all calls of one kind have in common: x [..., k] flattened to [rows, k]."""
 
     layers: tuple[LayerSpec, ...]
     x_dtype: DType
@@ -35,82 +49,119 @@ class CheckedRequest:
     """x's dimensions before the last; empty for x [k]."""
     rows: int
     priority: int
+    x_bytes: int
+    response_bytes: int
+    """Bytes of all results together."""
+    over_limit: str | None
+    """Why no such call is accepted, if its bytes are as many as they should be."""
+
+
+class CheckedRequest(NamedTuple):
+    """A call that keeps the contract."""
+
+    plan: CallPlan
     x: memoryview
-    """The bytes of the activations, rows * k elements."""
-
-    @property
-    def response_bytes(self) -> int:
-        """Bytes of all results together."""
-        return self.rows * self.output_dtype.itemsize * sum(spec.n for spec in self.layers)
+    """The bytes of the activations."""
 
 
-def check(
-    request: linear_pb2.MatMulRequest,
-    *,
-    resolve: Callable[[str], LayerSpec],
-    limits: LimitsConfig,
-) -> CheckedRequest:
-    """Return the call that `request` describes.
+class Checker:
+    """Holds calls against the contract; remembers what it has found out about each kind.
 
     Args:
-        request: any message at all.
-        resolve: layer name -> its spec; raises UnknownLayer or InvalidRequest.
+        resolve: layer name -> its spec; raises UnknownLayer or InvalidRequest. The same name gives
+            the same spec for as long as this object lives.
         limits: what a call may hold.
-
-    Raises:
-        InvalidRequest: it breaks the contract.
-        UnknownLayer: a layer does not exist.
-        TooLarge: it keeps the contract and exceeds a limit.
     """
-    layers = tuple(resolve(name) for name in _layer_names(request))
-    name = layers[0].name
-    if not request.HasField("x"):
-        raise InvalidRequest(f"layer {name!r}: x is missing; set x to the activations")
-    x_dtype = _dtype(request.x.dtype, f"layer {name!r}: x.dtype")
-    shape = _shape(request.x.shape, name, x_dtype)
-    _check_k(shape, layers)
-    # Each access to a bytes field copies it: once only.
-    x = memoryview(request.x.data)
-    _check_byte_count(x, shape, x_dtype, name)
-    if request.priority > MAX_PRIORITY:
-        raise InvalidRequest(
-            f"layer {name!r}: priority is {request.priority}; expected 0 to {MAX_PRIORITY}"
+
+    def __init__(self, *, resolve: Callable[[str], LayerSpec], limits: LimitsConfig) -> None:
+        self._resolve = resolve
+        self._limits = limits
+        # Only what succeeds is remembered, so nobody fills this with names that do not exist.
+        self._plan = lru_cache(maxsize=MOST_PLANS)(self._make_plan)
+
+    def check(self, fields: CallFields) -> CheckedRequest:
+        """Return the call that `fields` describe.
+
+        Raises:
+            InvalidRequest: it breaks the contract.
+            UnknownLayer: a layer does not exist.
+            TooLarge: it keeps the contract and exceeds a limit.
+        """
+        plan = self._plan(fields[:-1])
+        x = fields.data
+        if x.nbytes != plan.x_bytes:
+            shape = [*plan.leading_shape, plan.layers[0].k]
+            raise InvalidRequest(
+                f"layer {plan.layers[0].name!r}: x of shape {shape} and dtype {plan.x_dtype.text} "
+                f"takes {plan.x_bytes} bytes; data has {x.nbytes}"
+            )
+        if plan.over_limit is not None:
+            raise TooLarge(plan.over_limit)
+        return CheckedRequest(plan, x)
+
+    def _make_plan(self, key: PlanKey) -> CallPlan:
+        layer, names, output_number, priority, x_number, given_shape = key
+        asked = _layer_names(layer, names)
+        # Before they are looked up, and not remembered: a message holds a million short names.
+        if len(asked) > self._limits.max_request_layers:
+            raise TooLarge(
+                f"layers has {len(asked)} names; at most {self._limits.max_request_layers} are "
+                "accepted in one call (--max-request-layers): send fewer at a time"
+            )
+        layers = tuple(map(self._resolve, asked))
+        name = layers[0].name
+        if given_shape is None:
+            raise InvalidRequest(f"layer {name!r}: x is missing; set x to the activations")
+        x_dtype = _dtype(x_number, f"layer {name!r}: x.dtype")
+        shape = _checked_shape(given_shape, name, x_dtype)
+        _check_k(shape, layers)
+        if priority > MAX_PRIORITY:
+            raise InvalidRequest(
+                f"layer {name!r}: priority is {priority}; expected 0 to {MAX_PRIORITY}"
+            )
+        output_dtype = x_dtype
+        if output_number != linear_pb2.DTYPE_UNSPECIFIED:
+            output_dtype = _dtype(output_number, f"layer {name!r}: output_dtype")
+        rows = math.prod(shape[:-1])
+        x_bytes = math.prod(shape) * x_dtype.itemsize
+        response_bytes = rows * output_dtype.itemsize * sum(spec.n for spec in layers)
+        return CallPlan(
+            layers=layers,
+            x_dtype=x_dtype,
+            output_dtype=output_dtype,
+            leading_shape=shape[:-1],
+            rows=rows,
+            priority=priority,
+            x_bytes=x_bytes,
+            response_bytes=response_bytes,
+            over_limit=_over_limit(layers, rows, x_bytes, response_bytes, self._limits),
         )
-    output_dtype = x_dtype
-    if request.output_dtype != linear_pb2.DTYPE_UNSPECIFIED:
-        output_dtype = _dtype(request.output_dtype, f"layer {name!r}: output_dtype")
-    checked = CheckedRequest(
-        layers=layers,
-        x_dtype=x_dtype,
-        output_dtype=output_dtype,
-        leading_shape=shape[:-1],
-        rows=math.prod(shape[:-1]),
-        priority=request.priority,
-        x=x,
-    )
-    _check_limits(checked, limits)
-    return checked
 
 
-def encode_tensor(
-    request: CheckedRequest, spec: LayerSpec, pieces: Sequence[memoryview]
-) -> linear_pb2.Tensor:
-    """Return the result of one layer as a message.
+def requested_layers(request: object) -> Sequence[str]:
+    """Return the names of the layers that a call asks for, unchecked; none of other messages."""
+    if not isinstance(request, CallFields):
+        return ()
+    return (request.layer,) if request.layer else request.layers
+
+
+def encode_result(
+    plan: CallPlan, spec: LayerSpec, pieces: Sequence[memoryview]
+) -> list[bytes | memoryview]:
+    """Return the y of one layer as parts of a MatMulResponse.
 
     Args:
-        request: the call, for the shape of its answer.
+        plan: the call, for the shape of its answer.
         spec: the layer.
-        pieces: bytes of y's rows, in order; they are copied.
+        pieces: bytes of y's rows, in order; views, which are not copied here.
     """
-    data = b"".join(pieces)
-    expected = request.rows * spec.n * request.output_dtype.itemsize
-    if len(data) != expected:
-        raise RuntimeError(f"layer {spec.name!r}: {len(data)} result bytes; expected {expected}")
-    return linear_pb2.Tensor(
-        dtype=wire_dtype(request.output_dtype),
-        shape=(*request.leading_shape, spec.n),
-        data=data,
-    )
+    nbytes = 0
+    for piece in pieces:
+        nbytes += piece.nbytes
+    expected = plan.rows * spec.n * plan.output_dtype.itemsize
+    if nbytes != expected:
+        raise RuntimeError(f"layer {spec.name!r}: {nbytes} result bytes; expected {expected}")
+    return [tensor_head(plan.output_dtype, (*plan.leading_shape, spec.n), nbytes), *pieces]
 
 
 def wire_dtype(dtype: DType) -> linear_pb2.DType:
@@ -118,15 +169,14 @@ def wire_dtype(dtype: DType) -> linear_pb2.DType:
     return cast(linear_pb2.DType, dtype.value)
 
 
-def _layer_names(request: linear_pb2.MatMulRequest) -> Sequence[str]:
-    if request.layer and request.layers:
+def _layer_names(layer: str, layers: tuple[str, ...]) -> Sequence[str]:
+    if layer and layers:
         raise InvalidRequest(
-            f"layer is {request.layer[:200]!r} and layers has {len(request.layers)} names; set one "
-            "of the two"
+            f"layer is {layer[:200]!r} and layers has {len(layers)} names; set one of the two"
         )
-    if not request.layer and not request.layers:
+    if not layer and not layers:
         raise InvalidRequest("neither layer nor layers is set; set one of the two")
-    return [request.layer] if request.layer else request.layers
+    return (layer,) if layer else layers
 
 
 def _dtype(number: int, what: str) -> DType:
@@ -137,13 +187,12 @@ def _dtype(number: int, what: str) -> DType:
         raise InvalidRequest(f"{what} is {number}; expected one of {names}") from None
 
 
-def _shape(given: Sequence[int], name: str, dtype: DType) -> tuple[int, ...]:
-    if not 1 <= len(given) <= MAX_RANK:
+def _checked_shape(shape: tuple[int, ...], name: str, dtype: DType) -> tuple[int, ...]:
+    if not 1 <= len(shape) <= MAX_RANK:
         raise InvalidRequest(
-            f"layer {name!r}: x has {len(given)} dimensions; expected 1 to {MAX_RANK}, the last of "
+            f"layer {name!r}: x has {len(shape)} dimensions; expected 1 to {MAX_RANK}, the last of "
             "them k"
         )
-    shape = tuple(given)
     if min(shape) < 0:
         raise InvalidRequest(
             f"layer {name!r}: x has shape {list(shape)}; expected no negative dimension"
@@ -172,37 +221,32 @@ def _check_k(shape: tuple[int, ...], layers: Sequence[LayerSpec]) -> None:
         )
 
 
-def _check_byte_count(x: memoryview, shape: tuple[int, ...], dtype: DType, name: str) -> None:
-    expected = math.prod(shape) * dtype.itemsize
-    if x.nbytes != expected:
-        raise InvalidRequest(
-            f"layer {name!r}: x of shape {list(shape)} and dtype {dtype.text} takes {expected} "
-            f"bytes; data has {x.nbytes}"
-        )
-
-
-def _check_limits(request: CheckedRequest, limits: LimitsConfig) -> None:
-    name = request.layers[0].name
-    if request.rows > limits.max_request_rows:
-        raise TooLarge(
-            f"layer {name!r}: x has {request.rows} rows; at most {limits.max_request_rows} are "
-            "accepted in one call (--max-request-rows): send fewer at a time"
+def _over_limit(
+    layers: Sequence[LayerSpec], rows: int, x_bytes: int, response_bytes: int, limits: LimitsConfig
+) -> str | None:
+    """Return why a call of this size is not accepted, None if it is."""
+    name = layers[0].name
+    if rows > limits.max_request_rows:
+        return (
+            f"layer {name!r}: x has {rows} rows; at most {limits.max_request_rows} are accepted in "
+            "one call (--max-request-rows): send fewer at a time"
         )
     # Rows wait once for each layer; a call that fills the whole queue could never enter.
-    waiting_rows = request.rows * len(request.layers)
+    waiting_rows = rows * len(layers)
     if waiting_rows > limits.max_queue_rows:
-        raise TooLarge(
-            f"{request.rows} rows for {len(request.layers)} layers are {waiting_rows} rows to "
-            f"compute; at most {limits.max_queue_rows} fit (--max-queue-rows): send fewer at a time"
+        return (
+            f"{rows} rows for {len(layers)} layers are {waiting_rows} rows to compute; at most "
+            f"{limits.max_queue_rows} fit (--max-queue-rows): send fewer at a time"
         )
-    if request.x.nbytes > limits.max_request_bytes:
-        raise TooLarge(
-            f"layer {name!r}: x has {request.x.nbytes} bytes; at most {limits.max_request_bytes} "
-            "are accepted in one call (--max-request-bytes): send fewer rows at a time"
+    if x_bytes > limits.max_request_bytes:
+        return (
+            f"layer {name!r}: x has {x_bytes} bytes; at most {limits.max_request_bytes} are "
+            "accepted in one call (--max-request-bytes): send fewer rows at a time"
         )
-    if request.response_bytes > limits.max_response_bytes:
-        raise TooLarge(
-            f"layer {name!r}: the answer would have {request.response_bytes} bytes; at most "
+    if response_bytes > limits.max_response_bytes:
+        return (
+            f"layer {name!r}: the answer would have {response_bytes} bytes; at most "
             f"{limits.max_response_bytes} are sent in one (--max-response-bytes): send fewer rows "
             "or layers at a time"
         )
+    return None

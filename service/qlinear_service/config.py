@@ -26,6 +26,9 @@ __all__ = [
 T = TypeVar("T")
 MIB = 1 << 20
 GIB = 1 << 30
+MOST_ROWS = (1 << 31) - 1  # messages carry the rows of a batch in 32 bits
+MOST_MEMORY_BYTES = 1 << 46  # 64 TiB: more than any machine has, and far from overflow anywhere
+MOST_THREADS = 1024  # more than the cores of any machine; tens of thousands crash OpenMP
 SMALLEST_SLOT_BYTES = 1024
 
 
@@ -50,8 +53,8 @@ def size_class(nbytes: int) -> int:
 
 def _usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return min(len(os.sched_getaffinity(0)), MOST_THREADS)
+    return min(os.cpu_count() or 1, MOST_THREADS)
 
 
 def _option(
@@ -68,8 +71,15 @@ def _option(
     )
 
 
-def _computed_option(factory: Callable[[], T], doc: str, *, minimum: float | None = None) -> T:
-    return field(default_factory=factory, metadata={"doc": doc, "minimum": minimum})
+def _computed_option(
+    factory: Callable[[], T],
+    doc: str,
+    *,
+    minimum: float | None = None,
+    maximum: float | None = None,
+) -> T:
+    metadata = {"doc": doc, "minimum": minimum, "maximum": maximum}
+    return field(default_factory=factory, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,13 +110,14 @@ class ServerConfig(_Group):
         maximum=65535,
     )
     metrics_port: int = _option(
-        9464, "Reserved for metrics; nothing listens there yet.", minimum=0, maximum=65535
+        9464,
+        "Port of the page and of /metrics; 0 picks a free one and prints it, -1 opens none.",
+        minimum=-1,
+        maximum=65535,
     )
     frontends: int = _option(
         0,
         "Front-end processes; 0, all in one process, is the only value so far.",
-        minimum=0,
-        maximum=0,
     )
     drain_delay_seconds: float = _option(
         1.0,
@@ -128,6 +139,12 @@ class ServerConfig(_Group):
         _Group.__post_init__(self)
         if not self.host or any(sign.isspace() for sign in self.host):
             raise OptionError("host", f"is {self.host!r}; expected a name or an address")
+        if self.frontends != 0:
+            raise OptionError(
+                "frontends",
+                f"is {self.frontends}; the split into processes is not built yet, and only 0 is "
+                "accepted",
+            )
         if self.log_level not in ("debug", "info", "warning", "error"):
             raise OptionError(
                 "log_level", f"is {self.log_level!r}; expected debug, info, warning or error"
@@ -151,14 +168,23 @@ class LimitsConfig(_Group):
         # protobuf cannot encode a message of 2 GiB or more.
         maximum=2 * GIB - MIB,
     )
-    max_request_rows: int = _option(65536, "Most rows of activations in one call.", minimum=1)
+    max_request_rows: int = _option(
+        65536, "Most rows of activations in one call.", minimum=1, maximum=MOST_ROWS
+    )
+    max_request_layers: int = _option(
+        256, "Most layers asked for in one call.", minimum=1, maximum=65536
+    )
     max_queue_rows: int = _option(
-        262144, "Most rows that may wait; beyond it calls are told to come again.", minimum=1
+        262144,
+        "Most rows that may wait; beyond it calls are told to come again.",
+        minimum=1,
+        maximum=MOST_ROWS,
     )
     max_queue_bytes: int = _option(
         GIB,
         "Memory for calls that wait or run; beyond it calls are told to come again.",
         minimum=1024,
+        maximum=MOST_MEMORY_BYTES,
     )
     max_queue_age_seconds: float = _option(
         5.0,
@@ -166,6 +192,19 @@ class LimitsConfig(_Group):
         name="max_queue_age",
         minimum=0.001,
         maximum=86400,
+    )
+    max_stream_calls: int = _option(
+        1024,
+        "Most unanswered calls of one stream; beyond it the server stops reading the stream.",
+        minimum=1,
+        maximum=1 << 20,
+    )
+    max_stream_bytes: int = _option(
+        256 * MIB,
+        "Memory for the answers of one stream until its client has read them; beyond it the "
+        "server stops reading the stream. One call always fits.",
+        minimum=1024,
+        maximum=MOST_MEMORY_BYTES,
     )
 
     def __post_init__(self) -> None:
@@ -202,14 +241,22 @@ class BatchingConfig(_Group):
         1024,
         "Most rows of one batch. Larger batches use the device better and make others wait longer.",
         minimum=1,
+        maximum=MOST_ROWS,
     )
     max_wait_us: int = _option(
         0,
         "Longest artificial wait for more calls, in microseconds; 0, no wait, is the only value "
         "so far.",
-        minimum=0,
-        maximum=0,
     )
+
+    def __post_init__(self) -> None:
+        _Group.__post_init__(self)
+        if self.max_wait_us != 0:
+            raise OptionError(
+                "max_wait_us",
+                f"is {self.max_wait_us}; waiting for more calls is not built yet, and only 0 is "
+                "accepted",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +265,10 @@ class KernelConfig(_Group):
 
     device: str = _option("cpu", "Device that computes: cpu, or cuda:N.")
     cpu_threads: int = _computed_option(
-        _usable_cores, "Most threads of one CPU computation; default: all usable cores.", minimum=1
+        _usable_cores,
+        "Most threads of one CPU computation; default: all usable cores.",
+        minimum=1,
+        maximum=MOST_THREADS,
     )
     cache_dir: Path = _computed_option(  # noqa: RUF009 - a field specifier
         default_cache_dir, "Folder of built kernels; may be read-only or absent."

@@ -16,6 +16,9 @@ class DType(IntEnum):
     BF16 = 2
     F32 = 3
 
+    # Enum's own hash is a Python function, and dtypes are part of every key of the queue.
+    __hash__ = int.__hash__
+
     @property
     def itemsize(self) -> int:
         """Bytes of one element."""

@@ -15,15 +15,20 @@ from typing import Any, TypeVar
 
 import torch
 
-from qlinear_service.batcher import BatchResult
 from qlinear_service.batching import Batch, Part
 from qlinear_service.config import size_class
 from qlinear_service.kernels.library import Kernels
 from qlinear_service.kernels.torch_types import to_torch
 from qlinear_service.layers import LayerRegistry
+from qlinear_service.results import BatchResult
+from qlinear_service.roofline import Roofline
 from qlinear_service.slots import Slab
 
 __all__ = ["Engine", "WorkerThread"]
+
+QUICK_SECONDS = 100e-6
+"""Two wake-ups of threads and the fight for the interpreter lock cost some 40 us of processor time,
+and health checks can wait this long (docs/decisions/0003-small-batches.md)."""
 
 T = TypeVar("T")
 
@@ -35,17 +40,36 @@ class Engine:
         kernels: what multiplies.
         registry: the loaded layers.
         slab: where activations lie.
+        roofline: what the kernels were measured to need at least; None if that says nothing of
+            what they take, as for a path that dequantizes a layer at each call.
     """
 
-    def __init__(self, *, kernels: Kernels, registry: LayerRegistry, slab: Slab) -> None:
+    def __init__(
+        self,
+        *,
+        kernels: Kernels,
+        registry: LayerRegistry,
+        slab: Slab,
+        roofline: Roofline | None = None,
+    ) -> None:
         self._kernels = kernels
         self._registry = registry
         self._slab = slab
+        self._roofline = roofline
         self._stage = bytearray()
+
+    def is_quick(self, batch: Batch) -> bool:
+        """Say whether `batch` takes no longer than handing it to another thread and back."""
+        if self._roofline is None:
+            return False
+        layer = self._registry.resolve(batch.key.layer)
+        products = batch.rows * layer.spec.n * layer.spec.k
+        return self._roofline.floor_seconds(layer.streamed_bytes, products) <= QUICK_SECONDS
 
     def run(self, batch: Batch) -> BatchResult:
         """Return the result rows of each part; blocks while it computes."""
         layer = self._registry.resolve(batch.key.layer)
+        taken = time.perf_counter_ns()
         x = self._gather(batch, layer.spec.k)
         started = time.perf_counter_ns()
         y = self._kernels.linear(layer, x, batch.key.output_dtype)
@@ -56,7 +80,7 @@ class Engine:
                 f"kernels {self._kernels.name!r} returned {y.dtype} {list(y.shape)} for layer "
                 f"{batch.key.layer!r}; expected {to_torch(batch.key.output_dtype)} {list(expected)}"
             )
-        return BatchResult(_split(y, batch), kernel_nanoseconds)
+        return BatchResult(_split(y, batch), kernel_nanoseconds, started - taken)
 
     def _gather(self, batch: Batch, k: int) -> torch.Tensor:
         """Return x [M, k]: a view of the one slot, or the stage with all rows copied into it."""

@@ -8,15 +8,16 @@
     └── RequestError           one call fails; the server and all other calls go on
         ├── InvalidRequest     shape, dtype, byte count or field that breaks the contract
         ├── UnknownLayer       no loaded layer has that name
+        ├── UnknownMessage     a message of a stream asks for what this server does not know
         ├── TooLarge           over a published limit; sending it again will not help
         ├── Overloaded         no room now; sending it again later will help
         ├── DeadlineExceeded   its deadline passed before it ran
         ├── Cancelled          its caller took it back before it ran
         ├── Unavailable        starting, draining or without an engine
-        └── EngineFailure      the computation failed; the text carries only an id that is in the log
+        └── EngineFailure      the computation failed; the text has only an id that is in the log
 
 Texts are written for the caller: what was given, what is expected, how to fix it.
-`interceptors.py` holds the one table from these classes to gRPC status codes.
+`statuses.py` holds the one table from these classes to gRPC status codes.
 """
 
 from pathlib import Path
@@ -36,6 +37,7 @@ __all__ = [
     "TooLarge",
     "Unavailable",
     "UnknownLayer",
+    "UnknownMessage",
 ]
 
 
@@ -75,6 +77,9 @@ class CheckpointError(QlinearError):
 class RequestError(QlinearError):
     """One call fails; nothing else is touched."""
 
+    reason = ""
+    """Why the server did not want the call, in one of few words for metrics; "" if it did."""
+
 
 class InvalidRequest(RequestError):
     """The call breaks the contract: shape, dtype, byte count, or a field."""
@@ -84,8 +89,14 @@ class UnknownLayer(RequestError):
     """No loaded layer has the name that was asked for."""
 
 
+class UnknownMessage(RequestError):
+    """A message of a stream has no body that this server knows; a newer one may know it."""
+
+
 class TooLarge(RequestError):
     """The call is over a published limit; the same call will never pass."""
+
+    reason = "too_large"
 
 
 class Overloaded(RequestError):
@@ -94,10 +105,12 @@ class Overloaded(RequestError):
     Args:
         problem: one sentence.
         retry_after_seconds: how long to wait before sending it again.
+        reason: what there is no room in, or "other".
     """
 
-    def __init__(self, problem: str, *, retry_after_seconds: float) -> None:
+    def __init__(self, problem: str, *, retry_after_seconds: float, reason: str = "other") -> None:
         self.retry_after_seconds = retry_after_seconds
+        self.reason = reason
         super().__init__(problem)
 
 
@@ -111,6 +124,8 @@ class Cancelled(RequestError):
 
 class Unavailable(RequestError):
     """The server is starting, draining or has no engine; another server may answer."""
+
+    reason = "not_serving"
 
 
 class EngineFailure(RequestError):

@@ -6,8 +6,11 @@ Nothing here reads files or multiplies.
 """
 
 import difflib
+import heapq
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from os.path import commonprefix
 
 import torch
 
@@ -106,7 +109,7 @@ class LogicalLayer:
     """int32 [k]: row i of `codes` is input feature k_permutation[i]."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class QuantizedLinear:
     """One layer in the runtime layout (see csrc/layout.h for every order)."""
 
@@ -126,6 +129,12 @@ class QuantizedLinear:
     def packed_bytes(self) -> int:
         """Bytes of all tensors as stored, padding included."""
         tensors = (self.qweight, self.scales, self.zeros, self.bias, self.k_permutation)
+        return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Bytes of codes, scales and zero points: what each computation reads once."""
+        tensors = (self.qweight, self.scales, self.zeros)
         return sum(t.numel() * t.element_size() for t in tensors if t is not None)
 
     def features(self, begin: int, end: int) -> "QuantizedLinear":
@@ -196,6 +205,25 @@ class LayerRegistry:
             listed = ", ".join(sorted(full_names))
             raise InvalidRequest(f"layer {name!r} is in several models; ask for one of: {listed}")
         shown = name if len(name) <= 200 else name[:200] + "..."
-        near = difflib.get_close_matches(name[:200], [*self._by_name, *self._by_module], n=3)
+        near = self._near(name)
         hint = f"near matches: {', '.join(near)}" if near else "ListLayers names all layers"
         raise UnknownLayer(f"no layer is called {shown!r}; {hint}")
+
+    def _near(self, name: str) -> list[str]:
+        """Return up to three names that `name` may have been meant to be.
+
+        Names that begin and end alike are looked at closely, the others not at all: comparing with
+        each of a large model's layers would hold up the event loop for tens of milliseconds.
+        """
+        if len(name) > 200:
+            return []
+
+        def alike(first: str, second: str) -> int:
+            # Written for paths, but it does compare letters, in C's time.
+            return len(commonprefix([first, second]))  # noqa: RUF071
+
+        def likeness(known: str) -> int:
+            return alike(name, known) + alike(name[::-1], known[::-1])
+
+        known = itertools.chain(self._by_name, self._by_module)
+        return difflib.get_close_matches(name, heapq.nlargest(20, known, key=likeness), n=3)

@@ -5,6 +5,7 @@ the phase and waits for the last one. Event loop only; knows no grpc.
 """
 
 import asyncio
+from collections.abc import Callable
 from enum import Enum
 
 from qlinear_service.errors import Unavailable
@@ -30,6 +31,8 @@ class CallCount:
     """Calls of one kind that are in."""
 
     def __init__(self) -> None:
+        self.arrived = 0
+        """Calls that have ever entered."""
         self._calls = 0
         self._none = asyncio.Event()
         self._none.set()
@@ -39,6 +42,7 @@ class CallCount:
 
     def enter(self) -> None:
         """One more."""
+        self.arrived += 1
         self._calls += 1
         self._none.clear()
 
@@ -64,6 +68,7 @@ class Lifecycle:
 
     def __init__(self) -> None:
         self.phase = Phase.STARTING
+        self._drain_watchers: set[Callable[[], None]] = set()
         self.admitted = CallCount()
         """Calls that are answered."""
         self.refused = CallCount()
@@ -73,6 +78,28 @@ class Lifecycle:
     def counting(self) -> CallCount:
         """Where a call that arrives now is to be counted."""
         return self.admitted if self.phase is Phase.SERVING else self.refused
+
+    async def wait_quiet(self, quiet_seconds: float, *, at_most_seconds: float) -> None:
+        """Wait until no call has come for `quiet_seconds`; at most `at_most_seconds`."""
+        for _ in range(round(at_most_seconds / quiet_seconds)):
+            arrived = self.refused.arrived
+            await asyncio.sleep(quiet_seconds)
+            if self.refused.arrived == arrived:
+                return
+
+    def begin_drain(self) -> None:
+        """Let no more calls enter, and tell those who keep a stream open."""
+        self.phase = Phase.DRAINING
+        for tell in list(self._drain_watchers):
+            tell()
+
+    def watch_drain(self, tell: Callable[[], None]) -> None:
+        """Have `tell` called when the drain begins."""
+        self._drain_watchers.add(tell)
+
+    def unwatch_drain(self, tell: Callable[[], None]) -> None:
+        """Take `tell` back."""
+        self._drain_watchers.discard(tell)
 
     def check(self) -> None:
         """Raise Unavailable unless calls may enter now."""

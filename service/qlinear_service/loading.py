@@ -11,11 +11,13 @@ from pathlib import Path
 
 import torch
 
-from qlinear_service import models
+from qlinear_service import models, probe
 from qlinear_service.config import KernelConfig
 from qlinear_service.errors import CheckpointError, ConfigError
 from qlinear_service.kernels.library import Kernels, load_kernels
 from qlinear_service.layers import LayerRegistry
+from qlinear_service.log_values import quoted
+from qlinear_service.roofline import Roofline
 from qlinear_service.selftest import run_self_test
 
 __all__ = ["Loaded", "check_device", "load"]
@@ -29,6 +31,8 @@ class Loaded:
 
     registry: LayerRegistry
     kernels: Kernels
+    roofline: Roofline | None = None
+    """What this machine was measured to do, where that was asked for."""
 
 
 def check_device(config: KernelConfig) -> None:
@@ -45,11 +49,11 @@ def load(path: Path, config: KernelConfig, stop: threading.Event) -> Loaded:
     Args:
         path: a packed file, a checkpoint folder, or a folder of several models.
         config: where and with what layers are computed.
-        stop: set when nobody wants the result any more; looked at between layers.
+        stop: set when nobody wants the result any more; looked at between layers and in builds.
 
     Raises:
         CheckpointError: a file cannot be read as what it claims to be, or there is no layer.
-        BuildError: the kernels do not compile.
+        BuildError: the kernels do not compile, or `stop` came first.
         SelfTestError: they compute wrongly.
     """
     check_device(config)
@@ -57,9 +61,15 @@ def load(path: Path, config: KernelConfig, stop: threading.Event) -> Loaded:
     # The reference, and the kernels where they hand work to torch, keep to the same bound.
     torch.set_num_threads(config.cpu_threads)
     kernels = load_kernels(
-        cache_dir=config.cache_dir, threads=config.cpu_threads, torch_only=config.torch_only
+        cache_dir=config.cache_dir,
+        threads=config.cpu_threads,
+        torch_only=config.torch_only,
+        stop=stop,
     )
-    logger.info("kernels name=%s description=%r", kernels.name, kernels.description)
+    # Slow kernels that nobody asked for must be seen at any level.
+    unwanted = kernels.name == "torch" and not config.torch_only
+    level = logging.WARNING if unwanted else logging.INFO
+    logger.log(level, "kernels name=%s description=%s", kernels.name, quoted(kernels.description))
     registry = LayerRegistry()
     for source in sources:
         started, loaded = time.perf_counter(), 0
@@ -69,10 +79,22 @@ def load(path: Path, config: KernelConfig, stop: threading.Event) -> Loaded:
             registry.add(layer)
             loaded += 1
         seconds = time.perf_counter() - started
-        logger.info("loaded model=%s layers=%d seconds=%.3f", source.name, loaded, seconds)
+        logger.info("loaded model=%s layers=%d seconds=%.3f", quoted(source.name), loaded, seconds)
     if not len(registry):
         raise CheckpointError(path, "holds no quantized linear layer; there is nothing to serve")
     started = time.perf_counter()
     kinds = run_self_test(kernels, registry)
     logger.info("self_test kinds=%d seconds=%.3f", kinds, time.perf_counter() - started)
-    return Loaded(registry=registry, kernels=kernels)
+    return Loaded(registry=registry, kernels=kernels, roofline=_probe(kernels, config))
+
+
+def _probe(kernels: Kernels, config: KernelConfig) -> Roofline:
+    started = time.perf_counter()
+    roofline = probe.measure(kernels, threads=config.cpu_threads)
+    logger.info(
+        "probe peak_bytes_per_second=%.3g products_per_second=%.3g seconds=%.3f",
+        roofline.peak_bytes_per_second,
+        roofline.products_per_second,
+        time.perf_counter() - started,
+    )
+    return roofline

@@ -7,7 +7,6 @@ and checks each tensor's checksum when it is first read.
 
 import contextlib
 import json
-import os
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -24,14 +23,14 @@ from qlinear_service.packed_metadata import (
     FORMAT_KEY,
     StoredLayer,
     expected_tensors,
+    pack_again,
     parse_metadata,
     render_metadata,
 )
+from qlinear_service.publish import publish
 
 __all__ = ["PackedFile", "planned_bytes", "write_packed"]
 
-# Widest vector that a kernel, or a copy engine, wants its tensors aligned to.
-ALIGNMENT = 64
 _LENGTH_BYTES = 8
 _ITEM_BYTES = {"U8": 1, "F16": 2, "BF16": 2, "I32": 4, "F32": 4}
 _TORCH_CODES = {
@@ -82,10 +81,7 @@ def write_packed(
     try:
         with temporary.open("xb") as file:
             _write(file, model_name, layers, specs=specs, progress=progress)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _sync_folder(path.parent)
+        publish(temporary, path)
     except OSError as error:
         raise CheckpointError(path, f"cannot be written: {error.strerror or error}") from None
     finally:
@@ -179,17 +175,7 @@ def _reserved_header_bytes(model_name: str, specs: Sequence[LayerSpec]) -> int:
     checksum = xxhash.xxh3_128_hexdigest(b"")
     stored = [StoredLayer(spec, dict.fromkeys(expected_tensors(spec), checksum)) for spec in specs]
     length = len(_header(render_metadata(model_name, stored), entries))
-    return layout.round_up(_LENGTH_BYTES + length, ALIGNMENT) - _LENGTH_BYTES
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the new name itself survive a power cut, where the file system can."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    return layout.round_up(_LENGTH_BYTES + length, layout.ALIGN_BYTES) - _LENGTH_BYTES
 
 
 class PackedFile:
@@ -211,6 +197,8 @@ class PackedFile:
     @staticmethod
     def is_packed(path: Path) -> bool:
         """Say whether the file looks like a packed one, damaged or not."""
+        if not path.is_file():  # opening a pipe would wait for whoever writes into it
+            return False
         try:
             with path.open("rb") as file:
                 return f'"{FORMAT_KEY}"'.encode() in file.read(_RECOGNISED_WITHIN)
@@ -254,6 +242,8 @@ class PackedFile:
 
     def _checked(self, name: str, expected: str) -> torch.Tensor:
         tensor = self._file.load(name)
+        # In memory as in the file: the library maps it, and a page's start is aligned.
+        self._check_alignment(name, tensor.data_ptr())
         if name not in self._verified:
             found = xxhash.xxh3_128_hexdigest(_content(tensor))
             if found != expected:
@@ -287,3 +277,15 @@ class PackedFile:
                 raise CheckpointError(
                     self.path, "belongs to no layer that the file describes", tensor=name
                 )
+        for name in described:
+            self._check_alignment(name, self._file.tensors[name].offset)
+
+    def _check_alignment(self, name: str, place: int) -> None:
+        """Refuse a tensor that no kernel could read: other programs pack tensors closely."""
+        if place % layout.ALIGN_BYTES != 0:
+            raise CheckpointError(
+                self.path,
+                f"starts at byte {place}, which is no multiple of {layout.ALIGN_BYTES}, as happens "
+                f"when another program saves the file; {pack_again(self.path)}",
+                tensor=name,
+            )

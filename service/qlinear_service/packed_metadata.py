@@ -24,6 +24,7 @@ __all__ = [
     "Contents",
     "StoredLayer",
     "expected_tensors",
+    "pack_again",
     "parse_metadata",
     "render_metadata",
 ]
@@ -136,7 +137,7 @@ def parse_metadata(metadata: Mapping[str, str], path: Path) -> Contents:
         raise CheckpointError(
             path,
             f"has layout version {version!r} and this program reads {str(layout.VERSION)!r}; "
-            + _pack_again(path),
+            + pack_again(path),
         )
     text = metadata.get(_LAYERS_KEY, "")
     found = xxhash.xxh3_128_hexdigest(text.encode())
@@ -158,7 +159,8 @@ def parse_metadata(metadata: Mapping[str, str], path: Path) -> Contents:
     return Contents(model, layers)
 
 
-def _pack_again(path: Path) -> str:
+def pack_again(path: Path) -> str:
+    """Return the end of a sentence: that the file must be packed again, and with which command."""
     return (
         "pack the checkpoint again with: "
         f"qlinear pack CHECKPOINT_FOLDER -o {shlex.quote(str(path))} --force"
@@ -186,7 +188,7 @@ def _parse_layer(model: str, module: str, described: Any, path: Path) -> StoredL
         xxh3 = {suffix: _typed(described["xxh3"][suffix], str) for suffix in expected_tensors(spec)}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
-            path, f"its description cannot be used ({error}); " + _pack_again(path),
+            path, f"its description cannot be used ({error}); " + pack_again(path),
             tensor=module,
         ) from None  # fmt: skip
     return StoredLayer(spec, xxh3)

@@ -17,8 +17,8 @@ from qlinear_service.layers import LayerSpec, QuantizedLinear
 
 __all__ = ["run_self_test"]
 
-ROWS = 13
-"""8 + 4 + 1: every number of rows that the CPU kernels compute together, and an odd one."""
+FEW_FEATURES = 64
+"""Output features of further row counts: all of a layer with 512 rows would take seconds."""
 
 SLAB_FEATURES = 512
 """Output features compared at a time, so that float32 weights of a slab are all it takes."""
@@ -57,11 +57,20 @@ def _kind(spec: LayerSpec) -> tuple[object, ...]:
 
 
 def _test_layer(kernels: Kernels, layer: QuantizedLinear) -> None:
+    """Test the whole layer with the first row count of the kernels, and a part with the others."""
+    first, *others = kernels.path_rows(layer.spec.bits)
+    _test_rows(kernels, layer, rows=first)
+    part = layer.features(0, min(FEW_FEATURES, layer.spec.n))
+    for rows in others:
+        _test_rows(kernels, part, rows=rows)
+
+
+def _test_rows(kernels: Kernels, layer: QuantizedLinear, *, rows: int) -> None:
     draw = torch.Generator().manual_seed(layer.spec.k)
     for dtype in DType:
-        x = torch.randn((ROWS, layer.spec.k), generator=draw).to(to_torch(dtype))
+        x = torch.randn((rows, layer.spec.k), generator=draw).to(to_torch(dtype))
         y = kernels.linear(layer, x, dtype)
-        expected = (ROWS, layer.spec.n)
+        expected = (rows, layer.spec.n)
         if tuple(y.shape) != expected or y.dtype != x.dtype:
             raise SelfTestError(
                 f"kernels {kernels.name!r} on layer {layer.spec.name!r} ({layer.spec.shape}) "

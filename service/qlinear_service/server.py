@@ -9,28 +9,34 @@ import asyncio
 import contextlib
 import logging
 import os
-import random
-import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
+from prometheus_client import CollectorRegistry
 
-from qlinear.v1 import linear_pb2, linear_pb2_grpc
-from qlinear_service.batcher import Batcher, BatchResult
+from qlinear_service import __version__
+from qlinear_service.batcher import Batcher
 from qlinear_service.batching import Batch, WorkItem, WorkQueue
-from qlinear_service.config import LimitsConfig, ServiceConfig
+from qlinear_service.calls import Serving
+from qlinear_service.channel import MAX_STREAM_AGE_SECONDS, channel_options
+from qlinear_service.config import ServiceConfig
 from qlinear_service.engine import Engine, WorkerThread
 from qlinear_service.errors import ConfigError, Unavailable
+from qlinear_service.handlers import SERVICE, Handlers
 from qlinear_service.health import Health
-from qlinear_service.interceptors import StatusInterceptor
 from qlinear_service.lifecycle import Lifecycle, Phase
 from qlinear_service.loading import Loaded
-from qlinear_service.servicer import LinearServicer, Serving
+from qlinear_service.measured import Load
+from qlinear_service.metrics import Metrics
+from qlinear_service.metrics_server import serve_metrics
+from qlinear_service.process import collect_rarely
+from qlinear_service.results import BatchResult
+from qlinear_service.servicer import LinearServicer
+from qlinear_service.signals import stop_on_signals
 from qlinear_service.slots import Slab
 from qlinear_service.transport import LocalTransport
 
@@ -44,30 +50,12 @@ Loader = Callable[[threading.Event], Loaded]
 LAST_WORDS_SECONDS = 1.0
 """How long calls that were just failed, and health watchers, have to receive their status."""
 
-LAST_ARRIVALS_SECONDS = 0.1
-"""How long calls are still refused in our words after the last one left: a caller that has just
-got its answer sends the next call, and `server.stop` would meet that one with CANCELLED."""
+QUIET_SECONDS = 0.2
+"""`server.stop` meets calls that arrive meanwhile with CANCELLED, so they are refused in our own
+words until none has come for this long: a caller that has just got its answer sends the next."""
 
-
-def _channel_options(limits: LimitsConfig) -> list[tuple[str, Any]]:
-    # Connections end now and then, or clients would never look for new servers; spread out, or
-    # all of them would look at once.
-    max_connection_age_ms = round(300_000 * random.uniform(0.9, 1.1))
-    return [
-        ("grpc.max_receive_message_length", limits.max_message_bytes),
-        # The answer's data and the message around it.
-        ("grpc.max_send_message_length", limits.max_response_bytes + (1 << 20)),
-        # A second server on the same port is a mistake here, not a way to share it.
-        ("grpc.so_reuseport", 0),
-        ("grpc.max_concurrent_streams", 1024),
-        ("grpc.keepalive_time_ms", 60_000),
-        ("grpc.keepalive_timeout_ms", 20_000),
-        ("grpc.keepalive_permit_without_calls", 1),
-        # Clients may ping every 10 s; gRPC's default of 300 s hangs up on them.
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-        ("grpc.max_connection_age_ms", max_connection_age_ms),
-        ("grpc.max_connection_age_grace_ms", 30_000),
-    ]
+MOST_QUIET_SECONDS = 2.0
+"""Callers that never pause cannot keep the server from stopping."""
 
 
 class Server:
@@ -80,7 +68,18 @@ class Server:
         self._config = config
         self._lifecycle = Lifecycle()
         self._health = Health()
-        self._servicer = LinearServicer(limits=config.limits, device=config.kernels.device)
+        self.metrics = Metrics(
+            registry=CollectorRegistry(),
+            version=__version__,
+            device=config.kernels.device,
+            state=lambda: self._lifecycle.phase.value,
+        )
+        self._servicer = LinearServicer(
+            limits=config.limits,
+            device=config.kernels.device,
+            lifecycle=self._lifecycle,
+            max_stream_age_seconds=MAX_STREAM_AGE_SECONDS,
+        )
         self._worker = WorkerThread("engine")
         self._stop_loading = threading.Event()
         self._grpc_server: grpc.aio.Server | None = None
@@ -96,14 +95,14 @@ class Server:
         """
         await self._health.start()
         server = grpc.aio.server(
-            interceptors=[StatusInterceptor(self._lifecycle)],
-            options=_channel_options(self._config.limits),
+            options=channel_options(self._config.limits),
         )
-        linear_pb2_grpc.add_QuantizedLinearServicer_to_server(self._servicer, server)
+        handlers = Handlers(self._servicer, lifecycle=self._lifecycle, metrics=self.metrics)
+        server.add_generic_rpc_handlers((handlers.generic_handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
         if self._config.server.reflection:
             names = [
-                linear_pb2.DESCRIPTOR.services_by_name["QuantizedLinear"].full_name,
+                SERVICE,
                 health_pb2.DESCRIPTOR.services_by_name["Health"].full_name,
                 reflection.SERVICE_NAME,
             ]
@@ -130,19 +129,27 @@ class Server:
         """
         started = time.perf_counter()
         loaded = await self._worker.run(loader, self._stop_loading)
-        self._compose(loaded)
+        self._compose(loaded, started)
+        collect_rarely()
         self._lifecycle.phase = Phase.SERVING
         await self._health.ready()
         seconds = time.perf_counter() - started
         logger.info("ready layers=%d seconds=%.3f", len(loaded.registry), seconds)
 
-    def _compose(self, loaded: Loaded) -> None:
+    def _compose(self, loaded: Loaded, started: float) -> None:
         limits = self._config.limits
         clock = asyncio.get_running_loop().time
         slab = Slab(capacity_bytes=limits.max_queue_bytes, largest_bytes=limits.largest_slot_bytes)
-        engine = Engine(kernels=loaded.kernels, registry=loaded.registry, slab=slab)
+        engine = Engine(
+            kernels=loaded.kernels,
+            registry=loaded.registry,
+            slab=slab,
+            roofline=loaded.roofline if loaded.kernels.name == "cpu" else None,
+        )
 
         async def run_batch(batch: Batch) -> BatchResult:
+            if engine.is_quick(batch):
+                return engine.run(batch)
             return await self._worker.run(engine.run, batch)
 
         def release(item: WorkItem) -> None:
@@ -153,10 +160,32 @@ class Server:
             max_queue_rows=limits.max_queue_rows,
             max_age_seconds=limits.max_queue_age_seconds,
         )
-        self._batcher = Batcher(queue=queue, run_batch=run_batch, release=release, clock=clock)
+        self.metrics.started(
+            layers=loaded.registry,
+            kernels=loaded.kernels.name,
+            load_seconds=time.perf_counter() - started,
+            roofline=loaded.roofline,
+            load=Load(
+                queue_rows=queue.rows_by_layer,
+                inflight_bytes=lambda: slab.used_bytes,
+                queue_limit_bytes=limits.max_queue_bytes,
+            ),
+        )
+        self._batcher = Batcher(
+            queue=queue, run_batch=run_batch, release=release, clock=clock, metrics=self.metrics
+        )
         self.batch_loop = asyncio.create_task(self._batcher.run(), name="batch loop")
-        transport = LocalTransport(slab=slab, batcher=self._batcher, clock=clock)
-        self._servicer.attach(Serving(registry=loaded.registry, transport=transport))
+        transport = LocalTransport(
+            slab=slab, batcher=self._batcher, clock=clock, metrics=self.metrics
+        )
+        self._servicer.attach(
+            Serving(
+                registry=loaded.registry,
+                transport=transport,
+                limits=limits,
+                metrics=self.metrics,
+            )
+        )
 
     async def drain(self) -> bool:
         """Stop in order; return whether the engine's thread has ended too.
@@ -168,13 +197,13 @@ class Server:
             logger.info("draining calls=%d", int(self._lifecycle.admitted))
             await self._health.not_ready()
             await asyncio.sleep(timing.drain_delay_seconds)
-        self._lifecycle.phase = Phase.DRAINING
+        self._lifecycle.begin_drain()
         return await self._finish(timing.grace_seconds)
 
     async def abandon(self) -> None:
         """Stop at once: nothing more can be computed."""
         await self._health.not_ready()
-        self._lifecycle.phase = Phase.DRAINING
+        self._lifecycle.begin_drain()
         await self._finish(0)
 
     async def _finish(self, grace_seconds: float) -> bool:
@@ -187,7 +216,7 @@ class Server:
             )
             await calls.admitted.wait_none(LAST_WORDS_SECONDS)
         if self._grpc_server is not None:
-            await asyncio.sleep(LAST_ARRIVALS_SECONDS)
+            await calls.wait_quiet(QUIET_SECONDS, at_most_seconds=MOST_QUIET_SECONDS)
             await calls.refused.wait_none(LAST_WORDS_SECONDS)
             await self._grpc_server.stop(LAST_WORDS_SECONDS)
             # Its finalizer needs a running event loop: let it go while there is one.
@@ -207,17 +236,27 @@ async def serve(config: ServiceConfig, loader: Loader, announce: Callable[[str],
     Args:
         config: all of it.
         loader: yields layers and kernels.
-        announce: told "listening on HOST:PORT" once the port is open, and "ready on HOST:PORT"
-            once calls are answered.
+        announce: told "listening on HOST:PORT" and "metrics on HOST:PORT" once the ports are open,
+            and "ready on HOST:PORT" once calls are answered.
 
     Raises:
         QlinearError: it cannot bind or load.
     """
-    stop = _stop_on_signals()
+    stop = stop_on_signals()
     server = Server(config)
-    port = await server.bind()
-    address = f"{config.server.host}:{port}"
-    announce(f"listening on {address}")
+    host, metrics_port = config.server.host, config.server.metrics_port
+    # Around everything, so that the drain can be watched to its end.
+    with serve_metrics(server.metrics, host=host, port=metrics_port) as metrics_address:
+        address = f"{host}:{await server.bind()}"
+        announce(f"listening on {address}")
+        if metrics_address is not None:
+            announce(f"metrics on {metrics_address}")
+        return await _run(server, loader, stop, lambda: announce(f"ready on {address}"))
+
+
+async def _run(
+    server: Server, loader: Loader, stop: asyncio.Event, announce_ready: Callable[[], None]
+) -> int:
     stopping = asyncio.create_task(stop.wait())
     loading = asyncio.create_task(server.load(loader))
     await asyncio.wait({stopping, loading}, return_when=asyncio.FIRST_COMPLETED)
@@ -225,7 +264,7 @@ async def serve(config: ServiceConfig, loader: Loader, announce: Callable[[str],
         await server.abandon()
         loading.result()
     if server.batch_loop is not None:
-        announce(f"ready on {address}")
+        announce_ready()
         await asyncio.wait({stopping, server.batch_loop}, return_when=asyncio.FIRST_COMPLETED)
         if not stop.is_set():
             logger.error("engine_gone", exc_info=server.batch_loop.exception())
@@ -237,19 +276,3 @@ async def serve(config: ServiceConfig, loader: Loader, announce: Callable[[str],
         logging.shutdown()
         os._exit(0)
     return 0
-
-
-def _stop_on_signals() -> asyncio.Event:
-    """Return an event that the first SIGTERM or SIGINT sets; a second one exits at once."""
-    stop = asyncio.Event()
-
-    def on_signal(number: int) -> None:
-        if stop.is_set():
-            os._exit(128 + number)
-        logger.info("signal name=%s", signal.Signals(number).name)
-        stop.set()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal, number)
-    return stop

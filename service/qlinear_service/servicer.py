@@ -1,51 +1,54 @@
 """The methods of qlinear.v1.QuantizedLinear: decode, carry, encode.
 
-Holds no tensor and no queue. Errors leave as they are; `interceptors.py` gives them a status.
+Holds no tensor and no queue. Errors leave as they are; `handlers.py` gives them a status.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import grpc
 
-from qlinear.v1 import linear_pb2, linear_pb2_grpc
+from qlinear.v1 import linear_pb2
 from qlinear_service import __version__
-from qlinear_service.batcher import Outcome
-from qlinear_service.codec import CheckedRequest, check, encode_tensor, wire_dtype
+from qlinear_service.calls import Serving
+from qlinear_service.codec import wire_dtype
 from qlinear_service.config import LimitsConfig
 from qlinear_service.errors import Unavailable, UnknownLayer
 from qlinear_service.kernels import layout
-from qlinear_service.layers import LayerRegistry, LayerSpec, QuantizedLinear
-from qlinear_service.transport import Transport
+from qlinear_service.layers import QuantizedLinear
+from qlinear_service.lifecycle import Lifecycle
+from qlinear_service.streaming import CallStream
+from qlinear_service.wire import CallFields
 
-__all__ = ["LinearServicer", "Serving"]
+__all__ = ["LinearServicer"]
 
 WANT_TIMING = ("qlinear-want-timing", "1")
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Serving:
-    """What exists once the models are loaded."""
-
-    registry: LayerRegistry
-    transport: Transport
-
-
-class LinearServicer(linear_pb2_grpc.QuantizedLinearServicer):
-    """One object for all calls.
+class LinearServicer:
+    """One object for all calls. `methods` says what its methods take and return on the wire.
 
     Args:
         limits: what one call may hold.
         device: what computes, e.g. "cpu".
+        lifecycle: tells streams when to end.
+        max_stream_age_seconds: when streams end in any case.
     """
 
-    def __init__(self, *, limits: LimitsConfig, device: str) -> None:
+    def __init__(
+        self,
+        *,
+        limits: LimitsConfig,
+        device: str,
+        lifecycle: Lifecycle,
+        max_stream_age_seconds: float,
+    ) -> None:
         self._limits = limits
+        self._lifecycle = lifecycle
+        self._max_stream_age_seconds = max_stream_age_seconds
         self._device = device
         self._serving: Serving | None = None
 
@@ -53,41 +56,30 @@ class LinearServicer(linear_pb2_grpc.QuantizedLinearServicer):
         """Hand over the loaded layers; before that every call is UNAVAILABLE."""
         self._serving = serving
 
-    async def MatMul(
-        self, request: linear_pb2.MatMulRequest, context: Context
-    ) -> linear_pb2.MatMulResponse:
-        """Answer one x with one y for each layer."""
+    async def MatMul(self, request: CallFields, context: Context) -> bytes:
+        """Answer one x with one y for each layer; returns a MatMulResponse."""
         arrived = time.perf_counter_ns()
         serving = self._ready()
-
-        def resolve(name: str) -> LayerSpec:
-            return serving.registry.resolve(name).spec
-
-        checked = check(request, resolve=resolve, limits=self._limits)
-        if checked.rows == 0:
-            nothing = Outcome(pieces=(), batch_rows=0, queue_nanoseconds=0, kernel_nanoseconds=0)
-            outcomes = [nothing] * len(checked.layers)
+        checked = serving.check(request)
+        if checked.plan.rows == 0:
+            outcomes = serving.outcomes_of_nothing(checked)
         else:
             outcomes = await serving.transport.call(checked, deadline=_deadline(context))
-        response = linear_pb2.MatMulResponse(
-            y=[
-                encode_tensor(checked, spec, outcome.pieces)
-                for spec, outcome in zip(checked.layers, outcomes, strict=True)
-            ]
-        )
-        if WANT_TIMING in (context.invocation_metadata() or ()):
-            response.timings.extend(_timings(checked, outcomes, arrived))
-        return response
+        wants_timing = WANT_TIMING in (context.invocation_metadata() or ())
+        parts = serving.encode(checked, outcomes, timed_since=arrived if wants_timing else None)
+        return b"".join(parts)
 
-    async def MatMulStream(
-        self, request_iterator: AsyncIterator[linear_pb2.StreamRequest], context: Context
-    ) -> AsyncIterator[linear_pb2.StreamResponse]:
-        """Refuse: this server answers unary calls only."""
-        await context.abort(
-            grpc.StatusCode.UNIMPLEMENTED,
-            "this version does not serve MatMulStream yet; use MatMul",
+    # Reading and writing through the context is cheaper than two generators, and reading can go on
+    # while an answer is written.
+    async def MatMulStream(self, _: object, context: Context) -> None:
+        """Answer many calls on one stream, as they finish."""
+        stream = CallStream(
+            context,
+            serving=self._ready(),
+            lifecycle=self._lifecycle,
+            max_age_seconds=self._max_stream_age_seconds,
         )
-        yield linear_pb2.StreamResponse()  # never reached; makes this the iterator gRPC expects
+        await stream.run()
 
     async def ListLayers(
         self, request: linear_pb2.ListLayersRequest, context: Context
@@ -146,19 +138,3 @@ def _deadline(context: Context) -> float | None:
     if remaining is None:
         return None
     return asyncio.get_running_loop().time() + remaining
-
-
-def _timings(
-    request: CheckedRequest, outcomes: Sequence[Outcome], arrived: int
-) -> list[linear_pb2.Timing]:
-    total = time.perf_counter_ns() - arrived
-    return [
-        linear_pb2.Timing(
-            layer=spec.name,
-            batch_rows=outcome.batch_rows,
-            queue_nanoseconds=outcome.queue_nanoseconds,
-            kernel_nanoseconds=outcome.kernel_nanoseconds,
-            total_nanoseconds=total,
-        )
-        for spec, outcome in zip(request.layers, outcomes, strict=True)
-    ]

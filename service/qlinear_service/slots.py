@@ -84,6 +84,7 @@ class Slab:
                 f"the queue holds {self._used_bytes} of {self._capacity_bytes} bytes and this call "
                 f"needs {class_bytes}; send it again later",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
+                reason="queue_bytes",
             )
         index = self._free_index(class_bytes)
         record = self._records[index]

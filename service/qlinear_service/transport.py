@@ -7,19 +7,34 @@ takes its place without a change elsewhere. Holds no message and no tensor.
 
 import asyncio
 import itertools
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
-from qlinear_service.batcher import Batcher, Outcome
+from qlinear_service.batcher import Batcher
 from qlinear_service.batching import BatchKey, WorkItem
 from qlinear_service.codec import CheckedRequest
+from qlinear_service.dtypes import DType
+from qlinear_service.metrics import Metrics
+from qlinear_service.results import Outcome
 from qlinear_service.slots import Slab
 
-__all__ = ["LocalTransport", "Transport"]
+__all__ = ["Carried", "LocalTransport", "Transport"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Carried:
+    """One call on its way."""
+
+    future: asyncio.Future[list[Outcome]]
+    """Its outcomes, one for each layer asked for, in order; or the error of the whole call."""
+    items: Sequence[WorkItem]
 
 
 class Transport(Protocol):
-    """Carries one call to the engine and back."""
+    """Carries calls to the engine and back."""
 
     async def call(self, request: CheckedRequest, *, deadline: float | None) -> list[Outcome]:
         """Return one outcome for each layer asked for, in order.
@@ -33,6 +48,24 @@ class Transport(Protocol):
         """
         ...
 
+    def submit(
+        self, request: CheckedRequest, *, deadline: float | None, traceparent: str | None = None
+    ) -> Carried:
+        """Send a call on its way; the future has what `call` returns or raises.
+
+        Raises:
+            Overloaded: there is no room.
+        """
+        ...
+
+    def withdraw(self, carried: Carried) -> bool:
+        """End a call that has not begun to run as `Cancelled`; return False if it has begun."""
+        ...
+
+    def drop(self, carried: Carried) -> None:
+        """Forget a call whose caller has left: what has not begun to run never will."""
+        ...
+
 
 class LocalTransport:
     """Slab, queue and front end in one process.
@@ -41,9 +74,13 @@ class LocalTransport:
         slab: where activations are copied to.
         batcher: takes the descriptors.
         clock: the event loop's.
+        metrics: told of each copy.
     """
 
-    def __init__(self, *, slab: Slab, batcher: Batcher, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, *, slab: Slab, batcher: Batcher, clock: Callable[[], float], metrics: Metrics
+    ) -> None:
+        self._metrics = metrics
         self._slab = slab
         self._batcher = batcher
         self._clock = clock
@@ -51,33 +88,60 @@ class LocalTransport:
 
     async def call(self, request: CheckedRequest, *, deadline: float | None) -> list[Outcome]:
         """See `Transport.call`. Cancelling it drops what of the call has not begun to run."""
-        items = self._enter(request, deadline)
-        future = self._batcher.submit(items)
+        carried = self.submit(request, deadline=deadline)
         try:
-            return await future
+            return await carried.future
         except asyncio.CancelledError:
-            self._batcher.cancel(items)
+            self._batcher.cancel(carried.items)
             raise
 
-    def _enter(self, request: CheckedRequest, deadline: float | None) -> list[WorkItem]:
+    def submit(
+        self, request: CheckedRequest, *, deadline: float | None, traceparent: str | None = None
+    ) -> Carried:
+        """See `Transport.submit`."""
+        items = self._enter(request, deadline, traceparent)
+        return Carried(self._batcher.submit(items), items)
+
+    def withdraw(self, carried: Carried) -> bool:
+        """See `Transport.withdraw`."""
+        return self._batcher.withdraw(carried.items)
+
+    def drop(self, carried: Carried) -> None:
+        """See `Transport.drop`."""
+        carried.future.cancel()
+        self._batcher.cancel(carried.items)
+
+    def _enter(
+        self, request: CheckedRequest, deadline: float | None, traceparent: str | None
+    ) -> list[WorkItem]:
         """Copy the activations into a slot and describe them, once for each layer."""
         # Before the copy: a full queue must not cost one. Nothing can come between the two.
-        self._batcher.check_room(request.rows * len(request.layers))
+        plan = request.plan
+        self._batcher.check_room(plan.rows * len(plan.layers))
         # One slot for the call, paid for by the larger of what comes in and what goes out.
-        slot_bytes = max(request.x.nbytes, request.response_bytes)
-        slot = self._slab.acquire(slot_bytes, users=len(request.layers))
-        self._slab.view(slot)[: request.x.nbytes] = request.x
+        started = time.perf_counter()
+        slot_bytes = max(plan.x_bytes, plan.response_bytes)
+        slot = self._slab.acquire(slot_bytes, users=len(plan.layers))
+        self._slab.view(slot)[: plan.x_bytes] = request.x
+        self._metrics.slot_filled(time.perf_counter() - started)
         now = self._clock()
         return [
             WorkItem(
                 sequence=next(self._sequence),
-                key=BatchKey(spec.name, request.x_dtype, request.output_dtype),
-                rows=request.rows,
+                key=_batch_key(spec.name, plan.x_dtype, plan.output_dtype),
+                rows=plan.rows,
                 slot=slot,
-                nbytes=request.x.nbytes,
+                nbytes=plan.x_bytes,
                 enqueued_at=now,
                 deadline=deadline,
-                priority=request.priority,
+                priority=plan.priority,
+                traceparent=traceparent,
             )
-            for spec in request.layers
+            for spec in plan.layers
         ]
+
+
+@lru_cache(maxsize=4096)
+def _batch_key(layer: str, x_dtype: DType, output_dtype: DType) -> BatchKey:
+    """Return one object for each key: the queue then compares identities, mostly."""
+    return BatchKey(layer, x_dtype, output_dtype)

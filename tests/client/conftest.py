@@ -1,11 +1,12 @@
 """A small server on loopback that multiplies with numpy, and clients of both kinds for it.
 
-It follows linear.proto on valid calls; `abort`, `delay_seconds` and `reply` make it misbehave.
+It follows linear.proto on valid calls, unary or streamed; `abort`, `delay_seconds`, `reply` and
+`stream_script` make it misbehave.
 """
 
 import asyncio
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import dataclass, field
 from threading import Event
@@ -27,6 +28,8 @@ NUMPY_DTYPES = {
     pb.DTYPE_F32: np.dtype("<f4"),
 }
 
+Failure = tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]
+
 
 def weight(seed: int) -> np.ndarray:
     """Small integers, so that every product is exact in every dtype."""
@@ -35,7 +38,7 @@ def weight(seed: int) -> np.ndarray:
 
 @dataclass
 class FakeServicer(pb_grpc.QuantizedLinearServicer):
-    """Answers MatMul with x · W^T; remembers every request."""
+    """Answers MatMul and MatMulStream with x · W^T; remembers every request."""
 
     layers: dict[str, np.ndarray] = field(
         default_factory=lambda: {"toy/a": weight(1), "toy/b": weight(2)}
@@ -50,7 +53,14 @@ class FakeServicer(pb_grpc.QuantizedLinearServicer):
             models=["toy"],
         )
     )
-    abort: tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]] | None = None
+    abort: Failure | None = None
+    aborts_left: int = 1 << 30
+    """How often `abort` applies."""
+    streams: bool = True
+    streams_opened: int = 0
+    stream_script: Callable[[Any, Any], Iterator[pb.StreamResponse]] | None = None
+    """What to do on a stream instead: requests and context in, responses out."""
+    messages: list[pb.StreamRequest] = field(default_factory=list)
     delay_seconds: float = 0.0
     reply: pb.MatMulResponse | None = None
     requests: list[pb.MatMulRequest] = field(default_factory=list)
@@ -60,20 +70,53 @@ class FakeServicer(pb_grpc.QuantizedLinearServicer):
     target: str = ""
 
     def MatMul(self, request: pb.MatMulRequest, context: Any) -> pb.MatMulResponse:
+        outcome = self._outcome(request)
+        if isinstance(outcome, pb.MatMulResponse):
+            return outcome
+        code, text, trailers = outcome
+        context.set_trailing_metadata(trailers)
+        context.abort(code, text)
+        raise AssertionError("abort has raised")
+
+    def MatMulStream(self, request_iterator: Any, context: Any) -> Iterator[pb.StreamResponse]:
+        """Answer in order, one after the other."""
+        self.streams_opened += 1
+        if not self.streams:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "the fake has no stream")
+        if self.stream_script is not None:
+            yield from self.stream_script(request_iterator, context)
+            return
+        for message in request_iterator:
+            self.messages.append(message)
+            if message.HasField("call"):
+                yield self.streamed(message)
+
+    def streamed(self, message: pb.StreamRequest) -> pb.StreamResponse:
+        """Return the answer to one call of a stream."""
+        outcome = self._outcome(message.call)
+        if isinstance(outcome, pb.MatMulResponse):
+            return pb.StreamResponse(request_id=message.request_id, result=outcome)
+        code, text, trailers = outcome
+        pushback = int(dict(trailers).get("grpc-retry-pushback-ms", 0))
+        error = pb.Error(
+            code=code.value[0], message=text, retry_after_nanoseconds=pushback * 1_000_000
+        )
+        return pb.StreamResponse(request_id=message.request_id, error=error)
+
+    def _outcome(self, request: pb.MatMulRequest) -> "pb.MatMulResponse | Failure":
         self.requests.append(request)
         self.arrived.set()
         if self.delay_seconds:
             self.released.wait(self.delay_seconds)
-        if self.abort is not None:
-            code, text, trailers = self.abort
-            context.set_trailing_metadata(trailers)
-            context.abort(code, text)
+        if self.abort is not None and self.aborts_left:
+            self.aborts_left -= 1
+            return self.abort
         if self.reply is not None:
             return self.reply
         names = [request.layer] if request.layer else list(request.layers)
         for name in names:
             if name not in self.layers:
-                context.abort(grpc.StatusCode.NOT_FOUND, f"no layer is called {name!r}")
+                return grpc.StatusCode.NOT_FOUND, f"no layer is called {name!r}", ()
         return pb.MatMulResponse(y=[self._product(request, name) for name in names])
 
     def _product(self, request: pb.MatMulRequest, name: str) -> pb.Tensor:
@@ -94,9 +137,6 @@ class FakeServicer(pb_grpc.QuantizedLinearServicer):
         self.info_calls += 1
         return self.info
 
-    def MatMulStream(self, request_iterator: Any, context: Any) -> Any:
-        context.abort(grpc.StatusCode.UNIMPLEMENTED, "the fake has no stream")
-
 
 @pytest.fixture
 def fake() -> Iterator[FakeServicer]:
@@ -104,7 +144,7 @@ def fake() -> Iterator[FakeServicer]:
     servicer = FakeServicer()
     # Messages of any size: what a client may receive is the client's limit in these tests.
     unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-    server = grpc.server(futures.ThreadPoolExecutor(max_workers=4), options=unlimited)
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=8), options=unlimited)
     pb_grpc.add_QuantizedLinearServicer_to_server(servicer, server)
     servicer.target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
@@ -127,13 +167,19 @@ class Blocking:
         return lambda *a, **kw: self.loop.run_until_complete(member(*a, **kw))
 
 
+@pytest.fixture(params=["stream", "unary"])
+def transport(request: pytest.FixtureRequest) -> str:
+    """How matmuls travel."""
+    return str(request.param)
+
+
 @pytest.fixture(params=[Client, Blocking], ids=["sync", "async"])
-def connect(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A function that opens a client of either kind; all are closed at the end."""
+def connect(request: pytest.FixtureRequest, transport: str) -> Iterator[Any]:
+    """A function that opens a client of either kind and transport; all are closed at the end."""
     opened: list[Any] = []
 
     def open_client(target: str, **options: Any) -> Any:
-        opened.append(request.param(target, **options))
+        opened.append(request.param(target, **{"transport": transport, **options}))
         return opened[-1]
 
     yield open_client

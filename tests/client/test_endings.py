@@ -52,7 +52,7 @@ def test_a_closed_client_says_so(connect: Any, fake: Any) -> None:
         client.list_layers()
 
 
-def test_closing_ends_a_waiting_call_sync(fake: Any) -> None:
+def test_closing_ends_a_waiting_call_sync(fake: Any, transport: str) -> None:
     fake.delay_seconds = 30
     errors: list[CallError] = []
 
@@ -62,7 +62,7 @@ def test_closing_ends_a_waiting_call_sync(fake: Any) -> None:
         except CallError as error:
             errors.append(error)
 
-    with Client(fake.target, timeout=20) as client:
+    with Client(fake.target, timeout=20, transport=transport) as client:
         thread = threading.Thread(target=wait)
         thread.start()
         assert fake.arrived.wait(10)
@@ -70,9 +70,9 @@ def test_closing_ends_a_waiting_call_sync(fake: Any) -> None:
     assert [type(error) for error in errors] == [Cancelled]
 
 
-async def test_closing_ends_a_waiting_call_async(fake: Any) -> None:
+async def test_closing_ends_a_waiting_call_async(fake: Any, transport: str) -> None:
     fake.delay_seconds = 30
-    async with AsyncClient(fake.target, timeout=20) as client:
+    async with AsyncClient(fake.target, timeout=20, transport=transport) as client:
         call = asyncio.create_task(client.matmul("toy/a", np.ones((1, 6), np.float32)))
         assert await asyncio.to_thread(fake.arrived.wait, 10)
     with pytest.raises(Cancelled):
@@ -80,9 +80,11 @@ async def test_closing_ends_a_waiting_call_async(fake: Any) -> None:
 
 
 @pytest.mark.parametrize("closes", [False, True])
-async def test_cancelling_the_task_is_not_an_error_of_ours(fake: Any, closes: bool) -> None:
+async def test_cancelling_the_task_is_not_an_error_of_ours(
+    fake: Any, transport: str, closes: bool
+) -> None:
     fake.delay_seconds = 30
-    async with AsyncClient(fake.target, timeout=20) as client:
+    async with AsyncClient(fake.target, timeout=20, transport=transport) as client:
         call = asyncio.create_task(client.matmul("toy/a", np.ones((1, 6), np.float32)))
         assert await asyncio.to_thread(fake.arrived.wait, 10)
         call.cancel()
@@ -92,10 +94,10 @@ async def test_cancelling_the_task_is_not_an_error_of_ours(fake: Any, closes: bo
             await call
 
 
-def test_threads_share_a_client_and_get_their_own_answers(fake: Any) -> None:
+def test_threads_share_a_client_and_get_their_own_answers(fake: Any, transport: str) -> None:
     rows = np.random.default_rng(3).integers(-9, 9, (32, 1, 6)).astype(np.float32)
     results: dict[int, np.ndarray] = {}
-    with Client(fake.target) as client:
+    with Client(fake.target, transport=transport) as client:
 
         def call(i: int) -> None:
             results[i] = client.matmul("toy/a", rows[i])
@@ -109,9 +111,9 @@ def test_threads_share_a_client_and_get_their_own_answers(fake: Any) -> None:
         assert np.array_equal(results[i], row @ fake.layers["toy/a"].T)
 
 
-async def test_tasks_share_a_client_and_get_their_own_answers(fake: Any) -> None:
+async def test_tasks_share_a_client_and_get_their_own_answers(fake: Any, transport: str) -> None:
     rows = np.random.default_rng(4).integers(-9, 9, (32, 1, 6)).astype(np.float32)
-    async with AsyncClient(fake.target) as client:
+    async with AsyncClient(fake.target, transport=transport) as client:
         results = await asyncio.gather(*(client.matmul("toy/b", row) for row in rows))
     for row, y in zip(rows, results, strict=True):
         assert np.array_equal(y, row @ fake.layers["toy/b"].T)

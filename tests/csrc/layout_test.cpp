@@ -44,6 +44,7 @@ static_assert(layout::round_up(1, 64) == 64 && layout::round_up(128, 128) == 128
 
 int main() {
   std::printf("version %d\n", layout::kVersion);
+  std::printf("align %d\n", layout::kAlignBytes);
   for (int bits : {4, 8}) {
     std::printf("bytes %d %lld %lld\n", bits, static_cast<long long>(layout::tile_bytes(bits)),
                 static_cast<long long>(layout::qweight_bytes(64, 128, bits)));

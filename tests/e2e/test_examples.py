@@ -22,9 +22,9 @@ MODEL = ROOT / "examples" / "models" / "all-MiniLM-L6-v2"
 @contextmanager
 def serving(path: Path) -> Iterator[str]:
     """Serve `path` on a free port and yield the address."""
-    command = [sys.executable, "-m", "qlinear_service", "serve", str(path), "--port", "0"]
+    command = [sys.executable, "-m", "qlinear_service", "serve", str(path)]
     with subprocess.Popen(
-        [*command, "--drain-delay-seconds", "0"],
+        [*command, "--port", "0", "--metrics-port", "0", "--drain-delay-seconds", "0"],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

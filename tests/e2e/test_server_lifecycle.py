@@ -133,7 +133,7 @@ async def test_a_signal_while_loading_ends_it_with_0() -> None:
     assert await asyncio.to_thread(entered.wait, WAIT_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)
     assert await asyncio.wait_for(running, WAIT_SECONDS) == 0
-    assert [line.split()[0] for line in lines] == ["listening"]
+    assert [line.split()[0] for line in lines] == ["listening", "metrics"]
 
 
 async def test_a_dead_batch_loop_ends_the_process_with_1(

@@ -22,12 +22,13 @@ from running_server import K, assert_close, decode, small_layers
 
 from qlinear.v1 import linear_pb2 as pb
 from qlinear.v1 import linear_pb2_grpc as pb_grpc
+from qlinear_client import AsyncClient
 from qlinear_service.kernels import reference
 from qlinear_service.layers import QuantizedLinear
 from qlinear_service.packed import write_packed
 
 WAIT_SECONDS = 60
-QUICK = ("--port", "0", "--torch-only")
+QUICK = ("--port", "0", "--metrics-port", "-1", "--torch-only")
 LAYERS = small_layers()
 ENVIRONMENT = {name: v for name, v in os.environ.items() if not name.startswith("QLINEAR_")}
 
@@ -129,7 +130,7 @@ def test_serves_a_folder_of_models_and_ends_well(launch: Launch) -> None:
     assert (code, out) == (0, f"ready on {serving.target}\n")
     events = [line.split("event=")[1].split()[0] for line in err.splitlines()]
     assert events == [
-        *("listening", "kernels", "loaded", "loaded", "self_test", "ready"),
+        *("listening", "kernels", "loaded", "loaded", "self_test", "probe", "ready"),
         *("signal", "draining", "stopped"),
     ]
 
@@ -167,6 +168,43 @@ def test_a_signal_under_load_loses_nothing(launch: Launch, number: signal.Signal
     code, _, err = finish(serving.process)
     assert code == 0
     assert "level=ERROR" not in err
+
+
+@pytest.mark.parametrize("transport", ["stream", "unary"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_clients_of_two_servers_lose_nothing_when_one_ends(
+    launch: Launch, number: signal.Signals, transport: str
+) -> None:
+    """Drained or killed: what was unanswered is replayed on the other one."""
+    first, second = launch("--drain-delay-seconds", "0.2"), launch()
+    target = f"ipv4:{first.target},{second.target}"
+    layer = LAYERS[0]
+    done = asyncio.Event()
+
+    async def client(seed: int) -> int:
+        draw = torch.Generator().manual_seed(seed)
+        answered = 0
+        async with AsyncClient(target, transport=transport, timeout=WAIT_SECONDS) as own:
+            while not done.is_set():
+                rows = [torch.randn(2, K, generator=draw).half() for _ in range(4)]
+                results = await asyncio.gather(*(own.matmul(layer.spec.name, x) for x in rows))
+                for x, y in zip(rows, results, strict=True):
+                    assert_close(y, truth(layer, x))
+                    answered += 1
+        return answered
+
+    async def load() -> list[int]:
+        clients = [asyncio.create_task(client(seed)) for seed in range(8)]
+        await asyncio.sleep(0.5)
+        first.process.send_signal(number)
+        code = await asyncio.to_thread(first.process.wait, WAIT_SECONDS)
+        assert code == (0 if number is signal.SIGTERM else -signal.SIGKILL)
+        await asyncio.sleep(0.5)
+        done.set()
+        return await asyncio.gather(*clients)
+
+    counts = asyncio.run(asyncio.wait_for(load(), WAIT_SECONDS))
+    assert min(counts) > 0
 
 
 def test_a_second_signal_ends_it_at_once(launch: Launch) -> None:

@@ -11,7 +11,8 @@ from qlinear.v1 import linear_pb2
 from qlinear_service.dtypes import DType
 from qlinear_service.errors import BuildError
 from qlinear_service.kernels import build, library, packing
-from qlinear_service.kernels.library import CpuKernels, _GatherParams, _LinearParams
+from qlinear_service.kernels.abi import CpuBody, GatherParams, LinearParams
+from qlinear_service.kernels.library import CpuKernels
 
 
 @pytest.fixture(scope="module")
@@ -19,11 +20,11 @@ def c_library() -> ctypes.CDLL:
     return ctypes.CDLL(str(build.build_cpu_library(build.default_cache_dir())))
 
 
-def good_params(buffers: list[torch.Tensor]) -> _LinearParams:
+def good_params(buffers: list[torch.Tensor]) -> LinearParams:
     layer = packing.pack(random_layer(n=64, k=128))
     x, y = torch.zeros(2, 128).half(), torch.zeros(2, 64).half()
     buffers += [x, y, layer.qweight, layer.scales]
-    return _LinearParams(
+    return LinearParams(
         x=x.data_ptr(), y=y.data_ptr(), qweight=layer.qweight.data_ptr(),
         scales=layer.scales.data_ptr(), m=2, n=64, k=128, x_row_stride=128, y_row_stride=64,
         group_size=128, bits=4, x_dtype=1, compute_dtype=1, scale_dtype=1, bias_dtype=1,
@@ -53,6 +54,22 @@ def test_each_bad_parameter_has_its_status(
     assert c_library.ql_status_text(status)
 
 
+@pytest.mark.parametrize("body", CpuBody)
+@pytest.mark.parametrize("offset", [1, 8, 16, 32, 63])
+def test_a_misaligned_qweight_is_refused_by_every_body(
+    c_library: ctypes.CDLL, body: CpuBody, offset: int
+) -> None:
+    buffers: list[torch.Tensor] = []
+    params = good_params(buffers)
+    params.body = body
+    if c_library.ql_cpu_linear(ctypes.byref(params)) == 7:
+        pytest.skip(f"this processor has no {body.name}")
+    params.qweight += offset
+    assert c_library.ql_cpu_linear(ctypes.byref(params)) == 8
+    c_library.ql_status_text.restype = ctypes.c_char_p
+    assert b"multiple of 64" in c_library.ql_status_text(8)
+
+
 def test_a_null_params_pointer(c_library: ctypes.CDLL) -> None:
     assert c_library.ql_cpu_linear(None) == 5
     assert c_library.ql_cpu_gather(None) == 5
@@ -66,11 +83,11 @@ def test_dtype_numbers_are_one_set() -> None:
 
 
 def test_struct_mirrors_are_compared_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Longer(_GatherParams):
+    class Longer(GatherParams):
         _fields_ = (("extra", ctypes.c_int64),)
 
     path = build.build_cpu_library(build.default_cache_dir())
-    monkeypatch.setattr(library, "_GatherParams", Longer)
+    monkeypatch.setattr(library, "GatherParams", Longer)
     with pytest.raises(BuildError, match="struct sizes"):
         CpuKernels(path, threads=1)
 

@@ -50,8 +50,12 @@ def test_slabs_are_taken_from_their_row_count_on(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("begin", "count", "status"), [(0, 64, 0), (16, 48, 0), (8, 16, 1), (-16, 16, 1), (0, 65, 1)]
-)
+    ("begin", "count", "status"),
+    [
+        (0, 64, 0), (16, 48, 0), (64, 0, 0), (8, 16, 1), (-16, 16, 1), (0, 65, 1), (80, 0, 1),
+        (16, 2**63 - 1, 1), (2**63 - 16, 16, 1),  # begin + count does not fit 64 bits
+    ],
+)  # fmt: skip
 def test_dequantize_checks_its_range(begin: int, count: int, status: int) -> None:
     kernels = CpuKernels(LIBRARY, threads=1)
     layer = packing.pack(random_layer(n=64, k=128))

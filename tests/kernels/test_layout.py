@@ -23,12 +23,14 @@ def header_table(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
 
 
 def test_the_python_mirror_equals_the_header(header_table: list[list[str]]) -> None:
-    checked = {"version": 0, "bytes": 0, "code": 0, "scale": 0}
+    checked = {"version": 0, "align": 0, "bytes": 0, "code": 0, "scale": 0}
     for kind, *words in header_table:
         numbers = [int(word) for word in words]
         checked[kind] += 1
         if kind == "version":
             assert numbers == [layout.VERSION]
+        elif kind == "align":
+            assert numbers == [layout.ALIGN_BYTES]
         elif kind == "bytes":
             bits = numbers[0]
             assert numbers[1:] == [layout.tile_bytes(bits), layout.qweight_bytes(64, 128, bits)]
@@ -38,7 +40,7 @@ def test_the_python_mirror_equals_the_header(header_table: list[list[str]]) -> N
         else:
             n, group, index = numbers
             assert layout.scale_index(group, n, 3) == index
-    assert checked == {"version": 1, "bytes": 2, "code": 2 * 64 * 256, "scale": 64 * 3}
+    assert checked == {"version": 1, "align": 1, "bytes": 2, "code": 2 * 64 * 256, "scale": 64 * 3}
 
 
 def test_the_build_compiles_every_source_there_is() -> None:

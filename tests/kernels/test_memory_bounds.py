@@ -12,4 +12,5 @@ def test_kernels_stay_inside_their_tensors() -> None:
         [sys.executable, str(program)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, f"ended with {done.returncode}: {done.stderr[-500:]}"
-    assert int(done.stdout) >= 16 * 4
+    # Formats, shapes, both ends and dtypes: the plain body and the best one run everywhere.
+    assert int(done.stdout) >= 2 * 16 * 6 * 2 * 3

@@ -19,15 +19,20 @@ FLOORS: list[set[str]] = [
         "errors",
         "dtypes",
         "process",
+        "publish",
+        "log_values",
         "kernels.__init__",
         "kernels.build",
         "kernels.layout",
     },
-    {"config", "config_sources", "layers", "kernels.torch_types"},
+    {"config", "config_sources", "layers", "kernels.torch_types", "tracing"}
+    | {"metrics", "measured", "metric_families", "bandwidth", "roofline"},
     {"kernels"},
-    {"codec", "batching", "batcher", "slots", "transport"}
+    {"wire", "codec", "batching", "batcher", "results", "slots", "transport"}
     | {"packed", "packed_metadata", "checkpoints"},
-    {"servicer", "interceptors", "engine", "health", "lifecycle"}
+    {"servicer", "handlers", "engine", "health", "lifecycle", "channel"}
+    | {"streaming", "calls", "statuses"}
+    | {"metrics_page", "metrics_server", "probe", "signals"}
     | {"selftest", "models", "loading", "loadgen"},
     {"server"},
     {"commands"},
@@ -43,6 +48,8 @@ NEVER_REACHES: dict[str, set[str]] = {
     "batching": {"torch", "grpc"},
     "batcher": {"torch", "grpc"},
     "slots": {"torch", "grpc"},
+    "metrics": {"torch", "grpc"},
+    "metrics_server": {"torch", "grpc"},
     "engine": {"grpc"},
     "loadgen.drive": {"torch", "grpc"},
     "loadgen.report": {"torch", "grpc"},

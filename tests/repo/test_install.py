@@ -56,6 +56,14 @@ def test_base_install_runs_the_client(source: Path, tmp_path: Path, protobuf: st
         "qlinear call: no.npy: No such file or directory\n",
     )
 
+    serve = [tmp_path / "env/bin/qlinear", "serve", "."]
+    done = subprocess.run(serve, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "qlinear serve: the package 'torch' is missing; "
+        "install it with: pip install 'qlinear[server]'\n",
+    )
+
     code = "from importlib.resources import files; print(files('qlinear_service') / 'csrc')"
     csrc = Path(subprocess.check_output([python, "-c", code], text=True, cwd=tmp_path).strip())
     for folder in (".", "cpu"):

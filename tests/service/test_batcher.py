@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from batcher_harness import A, B, check
 
-from qlinear_service.batcher import BatchResult
 from qlinear_service.batching import Batch
 from qlinear_service.errors import Overloaded, Unavailable
+from qlinear_service.results import BatchResult
 
 
 async def test_what_arrives_while_the_engine_is_busy_is_one_batch(make: Any) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from batcher_harness import A, B, check
 
-from qlinear_service.batcher import BatchResult
 from qlinear_service.batching import Batch
 from qlinear_service.errors import DeadlineExceeded, EngineFailure, Overloaded
+from qlinear_service.results import BatchResult
 
 
 async def test_a_failing_batch_is_retried_one_by_one(

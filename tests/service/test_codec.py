@@ -1,6 +1,7 @@
 """Every rule of one call, in its order, and the way back. Pure: messages in, values out."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,11 +9,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from qlinear.v1 import linear_pb2 as pb
-from qlinear_service.codec import CheckedRequest, check, encode_tensor
+from qlinear_service.codec import CallPlan, CheckedRequest, Checker, encode_result
 from qlinear_service.config import LimitsConfig
 from qlinear_service.dtypes import DType
 from qlinear_service.errors import InvalidRequest, RequestError, TooLarge, UnknownLayer
 from qlinear_service.layers import LayerSpec
+from qlinear_service.wire import read_call
 
 
 def spec(module: str, *, n: int, k: int) -> LayerSpec:
@@ -51,7 +53,13 @@ def tensor(*shape: int, dtype: int = pb.DTYPE_F16, extra: int = 0) -> pb.Tensor:
 
 
 def checked(request: pb.MatMulRequest, limits: LimitsConfig = LIMITS) -> CheckedRequest:
-    return check(request, resolve=resolve, limits=limits)
+    return Checker(resolve=resolve, limits=limits).check(read_call(request.SerializeToString()))
+
+
+def encoded(plan: CallPlan, layer: LayerSpec, *pieces: bytes) -> pb.Tensor:
+    """The tensor that a client reads from the parts of a response."""
+    parts = encode_result(plan, layer, [memoryview(piece) for piece in pieces])
+    return pb.MatMulResponse.FromString(b"".join(parts)).y[0]
 
 
 @pytest.mark.parametrize("dtype", list(DType))
@@ -62,31 +70,31 @@ def checked(request: pb.MatMulRequest, limits: LimitsConfig = LIMITS) -> Checked
 def test_leading_dimensions_are_flattened_and_restored(
     dtype: DType, shape: tuple[int, ...], rows: int, leading: tuple[int, ...]
 ) -> None:
-    request = checked(pb.MatMulRequest(layer="m/a", priority=9, x=tensor(*shape, dtype=dtype)))
-    assert (request.rows, request.leading_shape, request.priority) == (rows, leading, 9)
-    assert (request.x_dtype, request.output_dtype) == (dtype, dtype)
-    assert request.x.nbytes == rows * 8 * dtype.itemsize
-    assert request.response_bytes == rows * 5 * dtype.itemsize
-    y = encode_tensor(request, LAYERS["m/a"], [memoryview(bytes(request.response_bytes))])
+    plan, x = checked(pb.MatMulRequest(layer="m/a", priority=9, x=tensor(*shape, dtype=dtype)))
+    assert (plan.rows, plan.leading_shape, plan.priority) == (rows, leading, 9)
+    assert (plan.x_dtype, plan.output_dtype) == (dtype, dtype)
+    assert plan.x_bytes == x.nbytes == rows * 8 * dtype.itemsize
+    assert plan.response_bytes == rows * 5 * dtype.itemsize
+    y = encoded(plan, LAYERS["m/a"], bytes(plan.response_bytes))
     assert (tuple(y.shape), y.dtype) == ((*leading, 5), dtype)
 
 
 def test_the_bytes_are_those_that_came() -> None:
     data = np.arange(16, dtype=np.float16).tobytes()
     x = pb.Tensor(dtype=pb.DTYPE_F16, shape=(2, 8), data=data)
-    request = checked(pb.MatMulRequest(layers=["m/b", "m/a"], output_dtype=pb.DTYPE_F32, x=x))
-    assert bytes(request.x) == data
-    assert [layer.name for layer in request.layers] == ["m/b", "m/a"]
-    assert request.output_dtype is DType.F32
-    assert request.response_bytes == 2 * (3 + 5) * 4
+    plan, view = checked(pb.MatMulRequest(layers=["m/b", "m/a"], output_dtype=pb.DTYPE_F32, x=x))
+    assert bytes(view) == data
+    assert [layer.name for layer in plan.layers] == ["m/b", "m/a"]
+    assert plan.output_dtype is DType.F32
+    assert plan.response_bytes == 2 * (3 + 5) * 4
 
 
 def test_pieces_are_joined_in_order_and_counted() -> None:
-    request = checked(pb.MatMulRequest(layer="m/a", x=tensor(2, 8)))
-    pieces = [memoryview(bytes(range(10))), memoryview(bytes(range(10, 20)))]
-    assert encode_tensor(request, LAYERS["m/a"], pieces).data == bytes(range(20))
+    plan, _ = checked(pb.MatMulRequest(layer="m/a", x=tensor(2, 8)))
+    first, second = bytes(range(10)), bytes(range(10, 20))
+    assert encoded(plan, LAYERS["m/a"], first, second).data == bytes(range(20))
     with pytest.raises(RuntimeError, match="10 result bytes; expected 20"):
-        encode_tensor(request, LAYERS["m/a"], pieces[:1])
+        encoded(plan, LAYERS["m/a"], first)
 
 
 GOOD = tensor(2, 8)
@@ -153,6 +161,11 @@ def test_unknown_names_are_refused_wherever_they_stand() -> None:
         (pb.MatMulRequest(layer="m/a", x=tensor(51, 8)), {}, "51 rows; at most 50"),
         (pb.MatMulRequest(layers=["m/a"] * 3, x=tensor(34, 8)), {}, "102 rows to compute; at most"),
         (
+            pb.MatMulRequest(layers=["m/a"] * 4, x=tensor(1, 8)),
+            {"max_request_layers": 3},
+            "4 names; at most 3",
+        ),
+        (
             pb.MatMulRequest(layer="m/a", x=tensor(50, 8, dtype=3)),
             {},
             "1600 bytes; at most 1024 are accepted",
@@ -168,7 +181,36 @@ def test_beyond_a_limit_is_too_large(
     request_: pb.MatMulRequest, limits: dict[str, int], text: str
 ) -> None:
     with pytest.raises(TooLarge, match=text):
-        checked(request_)
+        checked(request_, replace(LIMITS, **limits))
+
+
+def test_a_million_names_are_refused_before_any_is_looked_up() -> None:
+    def never(name: str) -> LayerSpec:
+        raise AssertionError(name)
+
+    request = pb.MatMulRequest(layers=["m/a"] * 1_000_000, x=tensor(0, 8))
+    checker = Checker(resolve=never, limits=LIMITS)
+    with pytest.raises(TooLarge, match="1000000 names; at most 256"):
+        checker.check(read_call(request.SerializeToString()))
+
+
+def test_what_was_found_out_about_a_kind_of_call_is_kept_and_its_bytes_are_still_counted() -> None:
+    looked_up: list[str] = []
+
+    def watched(name: str) -> LayerSpec:
+        looked_up.append(name)
+        return resolve(name)
+
+    checker = Checker(resolve=watched, limits=LIMITS)
+    first = checker.check(read_call(pb.MatMulRequest(layer="m/a", x=GOOD).SerializeToString()))
+    again = checker.check(read_call(pb.MatMulRequest(layer="m/a", x=GOOD).SerializeToString()))
+    assert first.plan is again.plan
+    short = pb.Tensor(dtype=pb.DTYPE_F16, shape=(2, 8), data=bytes(31))
+    with pytest.raises(InvalidRequest, match="takes 32 bytes; data has 31"):
+        checker.check(read_call(pb.MatMulRequest(layer="m/a", x=short).SerializeToString()))
+    other = checker.check(read_call(pb.MatMulRequest(layer="m/b", x=GOOD).SerializeToString()))
+    assert other.plan.layers == (LAYERS["m/b"],)
+    assert looked_up == ["m/a", "m/b"]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +222,7 @@ def test_beyond_a_limit_is_too_large(
     ],
 )
 def test_exactly_at_a_limit_passes(request_: pb.MatMulRequest) -> None:
-    assert checked(request_).rows > 0
+    assert checked(request_).plan.rows > 0
 
 
 dims = st.one_of(st.integers(0, 6), st.just(8), st.integers(-(1 << 63), (1 << 63) - 1))
@@ -212,7 +254,7 @@ def test_any_message_is_right_or_refused(
     x = pb.Tensor(dtype=dtype, shape=shape, data=data)
     request = pb.MatMulRequest(layers=names, x=x, output_dtype=output_dtype, priority=priority)
     try:
-        result = checked(request)
+        plan, _ = checked(request)
     except RequestError:
         return
     assert len(data) == nbytes
@@ -222,9 +264,9 @@ def test_any_message_is_right_or_refused(
     assert 1 <= dtype <= 3
     assert output_dtype <= 3
     assert priority <= 9
-    assert result.rows == math.prod(shape[:-1]) <= 50
+    assert plan.rows == math.prod(shape[:-1]) <= 50
     assert len(data) <= 1024
-    assert result.response_bytes <= 1024
+    assert plan.response_bytes <= 1024
 
 
 @given(
@@ -240,6 +282,6 @@ def test_every_right_message_passes(
     request = pb.MatMulRequest(
         layers=["m/a", "m/b"], output_dtype=output_dtype or 0, x=tensor(*leading, 8, dtype=dtype)
     )
-    result = checked(request, LimitsConfig())
-    assert result.rows == rows
-    assert result.output_dtype == (output_dtype or dtype)
+    plan, _ = checked(request, LimitsConfig())
+    assert plan.rows == rows
+    assert plan.output_dtype == (output_dtype or dtype)

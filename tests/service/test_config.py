@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from qlinear_service import cli
+from qlinear_service.commands import serve
 from qlinear_service.config import KernelConfig, LimitsConfig, ServerConfig, size_class
 from qlinear_service.config_sources import (
     GROUPS,
@@ -115,7 +116,10 @@ def test_every_option_takes_its_default_from_every_layer(name: str, tmp_path: Pa
         ({"QLINEAR_DEVICE": "gpu"}, "device: is 'gpu'; expected cpu or cuda:N"),
         ({"QLINEAR_HOST": ""}, "host: is ''; expected a name or an address"),
         ({"QLINEAR_LOG_LEVEL": "loud"}, "log_level: is 'loud'; expected debug"),
-        ({"QLINEAR_FRONTENDS": "2"}, "frontends: is 2; expected 0 to 0"),
+        ({"QLINEAR_FRONTENDS": "2"}, "frontends: is 2; the split into processes is not built yet"),
+        ({"QLINEAR_MAX_WAIT_US": "5"}, "max_wait_us: is 5; .* not built yet, and only 0 is acc"),
+        ({"QLINEAR_CPU_THREADS": "100000"}, "cpu_threads: is 100000; expected 1 to 1024"),
+        ({"QLINEAR_CPU_THREADS": "3000000000"}, "cpu_threads: is 3000000000; expected 1 to 1024"),
         ({"QLINEAR_MAX_QUEUE_ROWS": "9"}, r"max_queue_rows: is 9; .*max_request_rows \(65536\)"),
         ({"QLINEAR_MAX_QUEUE_BYTES": "2048"}, "max_queue_bytes: is 2048; expected at least 2684"),
     ],
@@ -123,6 +127,13 @@ def test_every_option_takes_its_default_from_every_layer(name: str, tmp_path: Pa
 def test_bad_variables_are_refused(environ: dict[str, str], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         resolve(environ=environ)
+
+
+@pytest.mark.parametrize("name", [n for n, option in OPTIONS.items() if option.field.type is int])
+@pytest.mark.parametrize("value", ["1" + 30 * "0", "-1" + 30 * "0"])
+def test_no_whole_number_is_without_bounds(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name}: is {value}; .*(expected|only 0)"):
+        resolve(environ={OPTIONS[name].variable: value})
 
 
 @pytest.mark.parametrize(
@@ -180,6 +191,8 @@ def test_print_config_needs_no_path_and_errors_are_one_line(
     assert "flag --port" in capsys.readouterr().out
     assert cli.main(["serve"]) == 1
     assert "PATH is missing" in capsys.readouterr().err
+    assert cli.main(["serve", ""]) == 1  # not the current folder
+    assert "PATH is missing" in capsys.readouterr().err
     monkeypatch.setenv("QLINEAR_HSOT", "x")
     assert cli.main(["serve", "--print-config"]) == 1
     error = capsys.readouterr().err
@@ -188,7 +201,11 @@ def test_print_config_needs_no_path_and_errors_are_one_line(
     assert error.count("\n") == 1
 
 
-def test_cuda_is_refused_and_never_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cuda_is_refused_and_never_replaced(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It refuses to come after grpc, which other tests of this process have imported.
+    monkeypatch.setattr(serve, "tune_process", lambda environ: None)
     assert cli.main(["serve", "anything", "--device", "cuda:0"]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""

@@ -60,7 +60,8 @@ class Bench:
 
 
 def batch_of(*items: WorkItem) -> Batch:
-    return Batch(items[0].key, tuple(Part(item, 0, item.rows) for item in items))
+    parts = tuple(Part(item, 0, item.rows) for item in items)
+    return Batch(items[0].key, parts, sum(item.rows for item in items))
 
 
 def tensor(rows: memoryview, dtype: DType) -> torch.Tensor:
@@ -112,7 +113,7 @@ def test_pieces_of_a_cut_item_add_up_to_it() -> None:
     x = torch.randn(11, K).half()
     item = bench.item(x, DType.F16, DType.F16)
     pieces = [
-        bench.engine.run(Batch(item.key, (Part(item, start, rows),))).rows[0]
+        bench.engine.run(Batch(item.key, (Part(item, start, rows),), rows)).rows[0]
         for start, rows in ((0, 4), (4, 4), (8, 3))
     ]
     joined = tensor(memoryview(b"".join(pieces)), DType.F16)

@@ -1,6 +1,7 @@
 """`qlinear pack` and `qlinear inspect` as a user calls them."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -89,6 +90,22 @@ def test_sources_that_cannot_be_packed(tmp_path: Path, capsys: pytest.CaptureFix
     code, _, err = call(capsys, "pack", tmp_path / "x", "-o", tmp_path / "y")
     assert code == 1
     assert "is packed already; expected a checkpoint folder" in err
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+@pytest.mark.parametrize("name", ["config.json", "quantize_config.json", "model.safetensors"])
+def test_only_regular_files_are_opened(
+    kind: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_checkpoint(tmp_path / "model")
+    (source / name).unlink(missing_ok=True)
+    # Opening a pipe would wait for ever.
+    os.mkfifo(source / name) if kind == "pipe" else (source / name).mkdir()
+    for words in (["pack", source, "-o", tmp_path / "x"], ["inspect", source]):
+        code, out, err = call(capsys, *words)
+        assert (code, out, err.count("\n")) == (1, "", 1)
+        assert name in err
+    assert not (tmp_path / "x").exists()
 
 
 def test_a_terminated_pack_leaves_nothing(tmp_path: Path) -> None:

@@ -19,9 +19,10 @@ from safetensors import safe_open
 from qlinear_service.checkpoints import open_checkpoint
 from qlinear_service.dtypes import DType
 from qlinear_service.errors import CheckpointError
+from qlinear_service.kernels import layout
 from qlinear_service.kernels.packing import pack
 from qlinear_service.layers import LayerSpec, QuantizedLinear
-from qlinear_service.packed import ALIGNMENT, PackedFile, planned_bytes, write_packed
+from qlinear_service.packed import PackedFile, planned_bytes, write_packed
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +57,14 @@ def test_real_weights_survive_exactly(vector: str, tmp_path: Path) -> None:
 
 def test_any_safetensors_reader_can_read_it_and_every_tensor_is_aligned(good: Path) -> None:
     header_bytes = struct.unpack("<Q", good.read_bytes()[:8])[0]
-    assert (8 + header_bytes) % ALIGNMENT == 0
+    assert (8 + header_bytes) % layout.ALIGN_BYTES == 0
     header = json.loads(good.read_bytes()[8 : 8 + header_bytes])
     with safe_open(str(good), framework="pt") as file:
         metadata = file.metadata()
         assert sorted(file.keys()) == sorted(header.keys() - {"__metadata__"})
         for name in file.keys():  # noqa: SIM118 - not a mapping
-            assert header[name]["data_offsets"][0] % ALIGNMENT == 0
-            assert file.get_tensor(name).data_ptr() % ALIGNMENT == 0
+            assert header[name]["data_offsets"][0] % layout.ALIGN_BYTES == 0
+            assert file.get_tensor(name).data_ptr() % layout.ALIGN_BYTES == 0
     assert metadata["qlinear.format"] == "packed"
     assert metadata["qlinear.layout_version"] == "0"
     assert metadata["qlinear.model"] == "test"

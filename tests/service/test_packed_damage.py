@@ -1,12 +1,14 @@
 """A packed file that is damaged, foreign or of another version is one clean error, always."""
 
 import json
+import os
 import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import xxhash
 from checkpoints import VECTORS
 from hypothesis import given, settings
@@ -14,7 +16,9 @@ from hypothesis import strategies as st
 from packed_files import TENSORS, layers_of_every_kind, load_all, write_layers
 from random_layers import random_layer
 from safetensors import safe_open
+from safetensors.torch import save_file
 
+from qlinear_service.checkpoints.safetensors_file import SafetensorsFile
 from qlinear_service.errors import CheckpointError
 from qlinear_service.kernels.packing import pack
 from qlinear_service.packed import PackedFile
@@ -141,6 +145,8 @@ def test_files_that_are_not_packed(tmp_path: Path) -> None:
     path = VECTORS / "gptq-autogptq-w4-g128-sym" / "gptq_model-4bit-128g.safetensors"
     assert not PackedFile.is_packed(path)
     assert not PackedFile.is_packed(tmp_path)
+    os.mkfifo(tmp_path / "pipe")  # opening it would wait for ever
+    assert not PackedFile.is_packed(tmp_path / "pipe")
     with pytest.raises(CheckpointError, match="not a packed one"):
         PackedFile(path)
 
@@ -177,3 +183,29 @@ def test_damage_anywhere_is_one_clean_error(
         load_all(path)
     assert str(path) in str(caught.value)
     assert str(caught.value).isprintable()
+
+
+def test_tensors_that_another_program_moved_are_refused(good: Path, tmp_path: Path) -> None:
+    """Saved again by the safetensors library, the header takes its own length: a valid file."""
+    path = tmp_path / "x.safetensors"
+    with safe_open(str(good), framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        save_file(tensors, path, metadata=file.metadata() | {"note": "x"})
+    with pytest.raises(CheckpointError, match="which is no multiple of 64") as caught:
+        PackedFile(path)
+    assert f"qlinear pack CHECKPOINT_FOLDER -o {path} --force" in str(caught.value)
+
+
+def test_every_tensor_of_a_layer_is_aligned_in_memory_too(
+    good: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def moved(self: SafetensorsFile, name: str) -> torch.Tensor:
+        tensor = load(self, name)
+        room = torch.empty(tensor.numel() + 1, dtype=tensor.dtype)
+        room[1:] = tensor.flatten()
+        return room[1:].view(tensor.shape)
+
+    load = SafetensorsFile.load
+    monkeypatch.setattr(SafetensorsFile, "load", moved)
+    with pytest.raises(CheckpointError, match=r"a\.0\.qweight: starts at byte .* pack the check"):
+        load_all(good)

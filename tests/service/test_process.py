@@ -57,7 +57,7 @@ def test_the_event_engine_follows_the_release(
     monkeypatch.delitem(sys.modules, "grpc", raising=False)
     environ = {**given, "MALLOC_ARENA_MAX": "4"}  # keeps this process's malloc as it is
     process.tune_process(environ)
-    assert environ == {**expected, "MALLOC_ARENA_MAX": "4"}
+    assert environ == {**expected, "MALLOC_ARENA_MAX": "4", "OMP_WAIT_POLICY": "passive"}
 
 
 def test_too_late_is_an_error() -> None:

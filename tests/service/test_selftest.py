@@ -6,7 +6,8 @@ from random_layers import random_layer
 
 from qlinear_service.dtypes import DType
 from qlinear_service.errors import SelfTestError
-from qlinear_service.kernels.library import TorchKernels
+from qlinear_service.kernels import build
+from qlinear_service.kernels.library import CpuBody, CpuKernels, TorchKernels
 from qlinear_service.kernels.packing import pack, unpack
 from qlinear_service.layers import LogicalLayer, QuantizedLinear
 from qlinear_service.selftest import run_self_test
@@ -85,3 +86,48 @@ def test_a_fault_beyond_the_first_slab_is_found() -> None:
     assert run_self_test(TorchKernels(), [wide]) == 1
     with pytest.raises(SelfTestError, match=r"y\[2, 1400\] is"):
         run_self_test(LastSlabWrong(), [wide])
+
+
+def test_a_fault_of_many_rows_is_found_on_the_first_features() -> None:
+    seen: list[tuple[int, int]] = []
+
+    class ManyRowsWrong(TorchKernels):
+        def path_rows(self, bits: int) -> tuple[int, ...]:
+            return (13, 600)
+
+        def linear(
+            self, layer: QuantizedLinear, x: torch.Tensor, output_dtype: DType
+        ) -> torch.Tensor:
+            seen.append((len(x), layer.spec.n))
+            y = super().linear(layer, x, output_dtype)
+            if len(x) >= 512:
+                y[511, 7] += 1
+            return y
+
+    with pytest.raises(SelfTestError, match=r"y\[511, 7\] is"):
+        run_self_test(ManyRowsWrong(), [layer(0)])
+    assert seen == [*[(13, 72)] * 3, (600, 64)]
+
+
+@pytest.mark.parametrize(
+    ("body", "rows"),
+    [
+        (CpuBody.PLAIN, (7, 8)),
+        (CpuBody.AVX2, (13, 77, 512)),
+        (CpuBody.AVX512, (13, 77)),
+        (CpuBody.AVX512_BF16, (13, 77)),
+    ],
+)
+def test_kernels_name_the_rows_that_take_all_their_paths(
+    body: CpuBody, rows: tuple[int, ...]
+) -> None:
+    library = build.build_cpu_library(build.default_cache_dir())
+    assert CpuKernels(library, threads=1, body=body).path_rows(4) == rows
+
+
+def test_both_paths_of_real_kernels_are_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = build.build_cpu_library(build.default_cache_dir())
+    kernels = CpuKernels(library, threads=1, body=CpuBody.PLAIN)
+    monkeypatch.setattr(CpuKernels, "_multiply_slabs", lambda self, layer, params, x, y: y.fill_(3))
+    with pytest.raises(SelfTestError, match="disagree"):
+        run_self_test(kernels, [layer(0)])

@@ -7,7 +7,7 @@ import pytest
 from batcher_harness import Harness
 
 from qlinear_service.batching import BatchKey, WorkItem
-from qlinear_service.codec import CheckedRequest
+from qlinear_service.codec import CallPlan, CheckedRequest
 from qlinear_service.dtypes import DType
 from qlinear_service.errors import Overloaded
 from qlinear_service.layers import LayerSpec
@@ -30,15 +30,18 @@ def spec(module: str, n: int) -> LayerSpec:
 
 
 def request(rows: int = 2) -> CheckedRequest:
-    return CheckedRequest(
+    plan = CallPlan(
         layers=(spec("a", 500), spec("b", 12)),
         x_dtype=DType.F16,
         output_dtype=DType.F32,
         leading_shape=(rows,),
         rows=rows,
         priority=4,
-        x=memoryview(bytes(range(rows * 16))),
+        x_bytes=rows * 16,
+        response_bytes=rows * 512 * 4,
+        over_limit=None,
     )
+    return CheckedRequest(plan, memoryview(bytes(range(rows * 16))))
 
 
 class Setup:

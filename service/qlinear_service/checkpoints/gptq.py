@@ -25,6 +25,7 @@ from qlinear_service.checkpoints.tensor_files import TensorFiles
 from qlinear_service.checkpoints.words import unpack_words
 from qlinear_service.errors import CheckpointError
 from qlinear_service.layers import LayerSpec, LogicalLayer
+from qlinear_service.log_values import quoted
 
 __all__ = ["GptqCheckpoint"]
 
@@ -136,9 +137,10 @@ class GptqCheckpoint(Checkpoint):
             # Published models carry the wrong label. With symmetric codes the content is
             # unambiguous, and believing the label would shift every weight by one scale.
             logger.warning(
-                "module=%s file=%s every stored zero point is %d where the label %s means %d; "
-                "loaded with zero point 8",
-                module.name, path, other, self._settings.source.format, labelled,
+                "zero_points_mislabelled module=%s file=%s stored=%d label=%s label_means=%d "
+                "loaded_as=8",
+                quoted(module.name), quoted(path), other, quoted(self._settings.source.format),
+                labelled,
             )  # fmt: skip
             return
         group, column = (int(i) for i in (stored != labelled).nonzero()[0])

@@ -13,6 +13,7 @@ from qlinear_service.checkpoints.gptq_settings import GptqSettings
 from qlinear_service.checkpoints.safetensors_file import FLOAT_CODES, TensorInfo
 from qlinear_service.errors import CheckpointError
 from qlinear_service.kernels import layout
+from qlinear_service.log_values import quoted
 
 __all__ = ["GptqModule", "group_by_module", "measured_module", "natural_order", "skipped_tensors"]
 
@@ -66,7 +67,7 @@ def skipped_tensors(modules: dict[str, dict[str, TensorInfo]]) -> Iterator[Skipp
             name = f"{module}.{suffix}" if module else suffix
             if "qweight" in tensors:
                 if suffix not in _REQUIRED + _OPTIONAL:
-                    logger.warning("tensor=%s is not part of the GPTQ format: ignored", name)
+                    logger.warning("tensor_ignored tensor=%s reason=foreign", quoted(name))
                     yield Skipped(name, f"{info}: not part of the GPTQ format, ignored")
             elif suffix in _ONLY_BESIDE_QWEIGHT:
                 raise CheckpointError(

@@ -6,7 +6,6 @@ sentence. Tensors come back as views of the mapped file: nothing is copied.
 """
 
 import re
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
@@ -39,6 +38,8 @@ class TensorInfo:
     dtype: str
     """As safetensors spells it: "I32", "F16", ..."""
     shape: tuple[int, ...]
+    offset: int
+    """Where its first byte lies in the file."""
 
     @property
     def nbytes(self) -> int:
@@ -68,11 +69,14 @@ class SafetensorsFile:
             # The library's stub leaves get_tensor untyped.
             self._mapped: Callable[[str], torch.Tensor] = self._opened().get_tensor
             header = self._header()
+            data_begin = self._data_begin()
         except OSError as error:
             raise CheckpointError(path, f"cannot be read: {error.strerror or error}") from None
         self.metadata: dict[str, str] = header.pop("__metadata__", None) or {}
         self.tensors = {
-            name: TensorInfo(path, entry["dtype"], tuple(entry["shape"]))
+            name: TensorInfo(
+                path, entry["dtype"], tuple(entry["shape"]), data_begin + entry["data_offsets"][0]
+            )
             for name, entry in header.items()
         }
         for name in self.tensors:
@@ -105,16 +109,20 @@ class SafetensorsFile:
             message = "".join(c if c.isprintable() else "?" for c in str(error))
             raise self._explained(message) from None
 
-    def _header(self) -> dict[str, Any]:
+    def _data_begin(self) -> int:
         with self.path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(_LENGTH_BYTES))
+            return _LENGTH_BYTES + int.from_bytes(file.read(_LENGTH_BYTES), "little")
+
+    def _header(self) -> dict[str, Any]:
+        length = self._data_begin() - _LENGTH_BYTES
+        with self.path.open("rb") as file:
+            file.seek(_LENGTH_BYTES)
             return strict_json.parse_object(file.read(length), self.path)
 
     def _explained(self, message: str) -> CheckpointError:
         """Say what the library's error means, with the numbers that disagree."""
         size = self.path.stat().st_size
-        with self.path.open("rb") as file:
-            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        length = self._data_begin() - _LENGTH_BYTES
         tensor = None
         if "header too small" in message:
             problem = f"has {size} bytes, too few for a safetensors header; {_REPAIR}"

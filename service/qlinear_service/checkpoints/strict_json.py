@@ -5,6 +5,7 @@ damaged one ends in one sentence that names the file.
 """
 
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +65,13 @@ def read_object(path: Path) -> dict[str, Any]:
         CheckpointError: it cannot be read, is too large, or breaks a rule of `parse_object`.
     """
     try:
-        size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise CheckpointError(path, f"has {size} bytes; expected at most {MAX_FILE_BYTES}")
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for whoever writes into it
+            raise CheckpointError(path, "is not a regular file; expected a JSON file")
+        if found.st_size > MAX_FILE_BYTES:
+            raise CheckpointError(
+                path, f"has {found.st_size} bytes; expected at most {MAX_FILE_BYTES}"
+            )
         return parse_object(path.read_bytes(), path)
     except OSError as error:
         raise CheckpointError(path, f"cannot be read: {error.strerror}") from None

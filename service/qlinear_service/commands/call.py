@@ -8,6 +8,7 @@ back with np.load(path).view(ml_dtypes.bfloat16).
 import argparse
 import io
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ except ImportError:  # only bfloat16 files need it
 __all__ = ["add_arguments", "run"]
 
 STREAM = "-"
+NPY_MAGIC = b"\x93NUMPY"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,11 +79,19 @@ def _load(path: str) -> npt.NDArray[Any]:
         raise QlinearError(f"{path}: {error.strerror}") from error
     try:
         x = np.load(io.BytesIO(raw), allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise QlinearError(f"{path}: not a .npy file of numbers ({error})") from error
+    except (ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
+        # Not numpy's own words: they advise to load pickles, which can run code.
+        raise QlinearError(f"{path}: {_problem(raw)}; save one array with np.save") from error
     if not isinstance(x, np.ndarray):
         raise QlinearError(f"{path}: an archive of several arrays; expected one array (np.save)")
     return _as_bfloat16(path, x) if x.dtype == np.dtype("V2") else x
+
+
+def _problem(raw: bytes) -> str:
+    """Say what is wrong with bytes that numpy does not load."""
+    if not raw.startswith(NPY_MAGIC):
+        return "not a .npy file"
+    return "not a .npy file of numbers, or not all of one"
 
 
 def _as_bfloat16(path: str, x: npt.NDArray[Any]) -> npt.NDArray[Any]:

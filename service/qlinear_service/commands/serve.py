@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if args.print_config or args.json:
         print(format_json(resolved) if args.json else format_table(resolved))
         return 0
-    if args.path is None:
+    if not args.path:  # "" would be the current folder: an unset variable in a script
         raise ConfigError("PATH is missing: name a packed file, a checkpoint folder or a folder")
     _set_up_logging(resolved.config.server.log_level)
     return _serve(Path(args.path), resolved.config)

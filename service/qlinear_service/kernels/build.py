@@ -5,23 +5,30 @@ another compiler builds anew and nothing stale is ever loaded. `make setup` runs
 server runs the same code at start and finds the result.
 """
 
+import contextlib
 import hashlib
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from qlinear_service.errors import BuildError
+from qlinear_service.publish import publish
 
 __all__ = [
     "CPU_SOURCES",
     "SOURCE_ROOT",
     "ToolMissing",
     "build_cpu_library",
+    "cpu_library",
     "default_cache_dir",
     "main",
 ]
@@ -43,6 +50,7 @@ AVX512_FLAGS = (
 CPU_SOURCES: dict[str, tuple[str, ...]] = {
     "cpu/linear.cpp": (),
     "cpu/gather.cpp": (),
+    "cpu/read_probe.cpp": (),
     "cpu/status.cpp": (),
     "cpu/dequantize.cpp": (),
     "cpu/body_plain.cpp": (),
@@ -55,6 +63,10 @@ processor before it calls a body, so one build serves all x86-64 machines."""
 
 # No -ffast-math: sums keep their order and NaN stays NaN.
 CPU_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-Wall", "-Wextra", "-Werror")
+
+WORK_PREFIX = "build-"
+LONGEST_BUILD_SECONDS = 3600  # some hundred times what one takes
+STOP_CHECK_SECONDS = 0.2
 
 
 class ToolMissing(BuildError):
@@ -74,35 +86,85 @@ def default_cache_dir() -> Path:
     return Path(base) / "qlinear"
 
 
-def build_cpu_library(cache_dir: Path) -> Path:
-    """Return the CPU library for these sources, building it if the cache has none.
+@contextlib.contextmanager
+def cpu_library(cache_dir: Path, *, stop: threading.Event | None = None) -> Iterator[Path]:
+    """Yield the CPU library for as long as it takes to load it.
 
-    Args:
-        cache_dir: where built libraries are kept; created on demand. Where it cannot be written
-            and holds no fitting library, the build goes to a temporary folder.
+    Where the cache can be neither used nor written, it is built in a temporary folder, which is
+    gone afterwards: a loaded library lives on without its file.
 
     Raises:
         ToolMissing: there is no C++ compiler or no ninja.
-        BuildError: the compilation failed; carries the compiler's words.
+        BuildError: the compilation failed or was stopped, or no folder can be written.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            library = build_cpu_library(cache_dir, stop=stop)
+        except OSError:
+            try:
+                folder = tempfile.TemporaryDirectory(prefix="qlinear-kernels-")
+                temporary = Path(stack.enter_context(folder))
+                library = build_cpu_library(temporary, stop=stop, keep_log=False)
+            except OSError as error:
+                raise BuildError(
+                    f"cannot build the CPU kernels in {cache_dir} or a temporary folder: "
+                    f"{error.strerror}; name a folder that can be written with --cache-dir"
+                ) from None
+        yield library
+
+
+def build_cpu_library(
+    cache_dir: Path, *, stop: threading.Event | None = None, keep_log: bool = True
+) -> Path:
+    """Return the CPU library for these sources, building it if the cache has no intact one.
+
+    Args:
+        cache_dir: where built libraries are kept; created on demand.
+        stop: set when nobody wants the library any more.
+        keep_log: keep what the compiler said, where it failed, in the cache.
+
+    Raises:
+        ToolMissing: there is no C++ compiler or no ninja.
+        BuildError: the compilation failed or was stopped.
+        OSError: the cache holds no intact library and cannot be written.
     """
     tools = _find_toolchain()
-    name = f"libqlinear_cpu-{_content_hash(tools)}.so"
-    cached = cache_dir / "kernels" / name
-    if cached.is_file():
+    folder = cache_dir / "kernels"
+    cached = folder / f"libqlinear_cpu-{_content_hash(tools)}.so"
+    if _is_intact(cached):
         return cached
-    try:
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        work_dir = Path(tempfile.mkdtemp(prefix="build-", dir=cached.parent))
-    except OSError:
-        cached = Path(tempfile.mkdtemp(prefix="qlinear-kernels-")) / name
-        work_dir = Path(tempfile.mkdtemp(prefix="build-", dir=cached.parent))
-    try:
-        built = _run_ninja(tools, work_dir, name)
-        # Renaming within a folder is atomic: a second process sees all of the file or nothing.
-        built.replace(cached)
-    finally:
-        shutil.rmtree(work_dir, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(folder)
+    log = folder / "build-failed.log" if keep_log else None
+    with tempfile.TemporaryDirectory(
+        prefix=WORK_PREFIX, dir=folder, ignore_cleanup_errors=True
+    ) as work_dir:
+        built = _run_ninja(tools, Path(work_dir), cached.name, stop=stop, log=log)
+        with built.open("ab") as file:
+            file.write(hashlib.sha256(built.read_bytes()).digest())
+        publish(built, cached)
     return cached
+
+
+def _is_intact(library: Path) -> bool:
+    """Say whether the file ends with the hash of the rest; the loader of the system ignores it.
+
+    Loading half a file, as a full disk or a power cut leave it, would kill the process.
+    """
+    try:
+        content = library.read_bytes()
+    except OSError:
+        return False
+    size = hashlib.sha256().digest_size
+    return hashlib.sha256(content[:-size]).digest() == content[-size:]
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove the folders of builds that were killed; those of running ones are young."""
+    for work_dir in folder.glob(f"{WORK_PREFIX}*/"):
+        with contextlib.suppress(OSError):
+            if time.time() - work_dir.stat().st_mtime > LONGEST_BUILD_SECONDS:
+                shutil.rmtree(work_dir)
 
 
 def _find_toolchain() -> _Toolchain:
@@ -139,7 +201,9 @@ def _cpu_sources() -> dict[str, tuple[str, ...]]:
     return {source: flags for source, flags in CPU_SOURCES.items() if not flags}
 
 
-def _run_ninja(tools: _Toolchain, work_dir: Path, name: str) -> Path:
+def _run_ninja(
+    tools: _Toolchain, work_dir: Path, name: str, *, stop: threading.Event | None, log: Path | None
+) -> Path:
     objects = []
     lines = [
         f"flags = {' '.join(CPU_FLAGS)} -I{_escape(SOURCE_ROOT)}",
@@ -154,12 +218,41 @@ def _run_ninja(tools: _Toolchain, work_dir: Path, name: str) -> Path:
         lines.append(f"  flags = $flags {' '.join(flags)}")
     lines.append(f"build {name}: link {' '.join(objects)}")
     (work_dir / "build.ninja").write_text("\n".join(lines) + "\n")
-    done = subprocess.run(
-        [tools.ninja, "-C", str(work_dir)], capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        raise BuildError(f"compiling the CPU kernels failed:\n{done.stdout}{done.stderr}")
+    code, output = _finish([tools.ninja, "-C", str(work_dir)], stop=stop)
+    if code != 0:
+        said = [line for line in output.splitlines() if line.strip()]
+        first = next((line for line in said if " error: " in line), "".join(said[-1:]))
+        where = "a cache that can be written keeps the whole output"
+        if log is not None:
+            log.write_text(output)
+            where = f"the whole output is in {log}"
+        raise BuildError(f"compiling the CPU kernels failed: {first.strip()}; {where}")
     return work_dir / name
+
+
+def _finish(command: list[str], *, stop: threading.Event | None) -> tuple[int, str]:
+    """Run a command to its end and return its exit code and words; kill it if `stop` is set."""
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=os.environ | {"LC_ALL": "C"},  # errors are looked for by the English word
+        start_new_session=True,  # Ctrl-C in the terminal is for us, who then end the command
+    )
+    try:
+        while True:
+            try:
+                output, _ = process.communicate(timeout=STOP_CHECK_SECONDS)
+                return process.returncode, output
+            except subprocess.TimeoutExpired:
+                if stop is not None and stop.is_set():
+                    raise BuildError("compiling the CPU kernels was stopped") from None
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGTERM)  # ninja ends its compilers in turn
+            process.communicate()
 
 
 def _escape(path: str | Path) -> str:
@@ -168,13 +261,21 @@ def _escape(path: str | Path) -> str:
 
 
 def main() -> int:
-    """Build into the default cache; a missing compiler is a note, not a failure."""
+    """Build into the default cache; what the server can do without is a note, not a failure."""
+    # So that SIGTERM, too, ends the compilers and removes their folder.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        library = build_cpu_library(default_cache_dir())
+        print(f"CPU kernels: {build_cpu_library(default_cache_dir())}")
     except ToolMissing as error:
         print(f"note: {error}\nnote: the server will run on plain torch instead")
-        return 0
-    print(f"CPU kernels: {library}")
+    except OSError as error:
+        print(f"note: cannot keep CPU kernels in {default_cache_dir()}: {error.strerror}")
+        print("note: the server will build them at each start; --cache-dir names another folder")
+    except BuildError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130  # what shells report for a program that Ctrl-C ended
     return 0
 
 

@@ -6,6 +6,7 @@ csrc/layout.h explains the layout; a test compares every function with the compi
 from typing import NamedTuple
 
 __all__ = [
+    "ALIGN_BYTES",
     "BITS",
     "GROUP_SIZES",
     "PAD_K",
@@ -29,6 +30,7 @@ PAD_N = 64
 PAD_K = 128
 WARP_LANES = 32
 VECTOR_BYTES = 16
+ALIGN_BYTES = 64
 BITS = (4, 8)
 GROUP_SIZES = (-1, 32, 64, 128)
 

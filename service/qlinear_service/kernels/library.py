@@ -5,16 +5,18 @@ computed. Both classes answer the same two questions: what am I, and what is y.
 """
 
 import ctypes
+import threading
 from collections.abc import Mapping
-from enum import IntEnum
 from pathlib import Path
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 
 from qlinear_service.dtypes import DType
 from qlinear_service.errors import BuildError
 from qlinear_service.kernels import build, layout, reference
+from qlinear_service.kernels.abi import CpuBody, GatherParams, LinearParams
 from qlinear_service.kernels.torch_types import from_torch, to_torch
 from qlinear_service.layers import QuantizedLinear
 
@@ -29,46 +31,28 @@ class Kernels(Protocol):
     description: str
     """One sentence for people."""
 
+    def path_rows(self, bits: int) -> tuple[int, ...]:
+        """Return row counts that together take every path of `linear` for codes of `bits`."""
+        ...
+
     def linear(self, layer: QuantizedLinear, x: torch.Tensor, output_dtype: DType) -> torch.Tensor:
         """Return y [m, n] of `output_dtype` for x [m, k]; rows of x are contiguous."""
         ...
 
-
-class CpuBody(IntEnum):
-    """Bodies of the CPU kernel: ql_cpu_body in csrc/linear_params.h."""
-
-    BEST = 0
-    PLAIN = 1
-    AVX2 = 2
-    AVX512 = 3
-    AVX512_BF16 = 4
-
-
-class _LinearParams(ctypes.Structure):
-    """Mirror of ql_linear_params; the loader compares its size with the library's own."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("x", "qweight", "scales", "zeros", "bias", "y")),
-        *((name, ctypes.c_int64) for name in ("m", "n", "k", "x_row_stride", "y_row_stride")),
-        ("group_size", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in ("bits", "x_dtype", "compute_dtype", "scale_dtype")),
-        *((name, ctypes.c_int32) for name in ("bias_dtype", "y_dtype", "threads", "body")),
-    ]
-
-
-class _GatherParams(ctypes.Structure):
-    """Mirror of ql_gather_params."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("x", "permutation", "out")),
-        *((name, ctypes.c_int64) for name in ("m", "k", "x_row_stride")),
-        *((name, ctypes.c_int32) for name in ("item_bytes", "threads")),
-    ]
+    def read(self, buffer: torch.Tensor, *, passes: int, threads: int) -> None:
+        """Read `buffer`, contiguous int64, `passes` times as fast as the device can."""
+        ...
 
 
 SLAB_ROWS: Mapping[CpuBody, int] = {CpuBody.PLAIN: 8, CpuBody.AVX2: 512}
 """From so many rows on, torch's float32 product of dequantized slabs beats that body; the AVX-512
 bodies are never beaten (measured: docs/performance.md)."""
+
+SAMPLE_ROWS = 13
+"""8 + 4 + 1: every number of rows that a body computes together."""
+
+TWO_CHUNKS_ROWS = 64 + SAMPLE_ROWS
+"""kRowChunk of csrc/cpu/linear.cpp, and some more: rows that are prepared in two steps."""
 
 SLAB_FEATURES = 64
 """Output features dequantized at a time: 1 MiB at k = 4096, an eighth of the packed layer, and as
@@ -108,6 +92,7 @@ class CpuKernels:
         self._threads = threads
         self.body = body
         self._slab_rows = slab_rows
+        self._known: WeakKeyDictionary[QuantizedLinear, LinearParams] = WeakKeyDictionary()
         names = [f"{self._body_for(bits).name} for {bits} bits" for bits in layout.BITS]
         self.description = f"CPU kernels, {' and '.join(names)}, at most {threads} threads"
         found = (
@@ -115,12 +100,20 @@ class CpuKernels:
             self._library.ql_linear_params_bytes(),
             self._library.ql_gather_params_bytes(),
         )
-        expected = (layout.VERSION, ctypes.sizeof(_LinearParams), ctypes.sizeof(_GatherParams))
+        expected = (layout.VERSION, ctypes.sizeof(LinearParams), ctypes.sizeof(GatherParams))
         if found != expected:
             raise BuildError(
                 f"{library_path} has layout version and struct sizes {found}, expected {expected}; "
                 "delete it and start again, it will be rebuilt"
             )
+
+    def path_rows(self, bits: int) -> tuple[int, ...]:
+        """Return row counts that together take every path of `linear` for codes of `bits`."""
+        rows, slab_rows = (SAMPLE_ROWS, TWO_CHUNKS_ROWS), self._slab_rows.get(self._body_for(bits))
+        if slab_rows is None:
+            return rows
+        # Where slabs begin early, the body never computes more rows than come before them.
+        return (*sorted({min(m, max(slab_rows - 1, 1)) for m in rows}), slab_rows)
 
     def linear(self, layer: QuantizedLinear, x: torch.Tensor, output_dtype: DType) -> torch.Tensor:
         """Return y [m, n] of `output_dtype` for x [m, k]; rows of x are contiguous."""
@@ -130,7 +123,7 @@ class CpuKernels:
         if layer.k_permutation is not None:
             x = self.gather(x, layer.k_permutation)
         y = torch.empty((x.shape[0], spec.n), dtype=to_torch(output_dtype))
-        params = self._params(layer)
+        params = LinearParams.from_buffer_copy(self._params_of(layer))
         slab_rows = self._slab_rows.get(self._body_for(spec.bits))
         if slab_rows is not None and x.shape[0] >= slab_rows:
             self._multiply_slabs(layer, params, x, y)
@@ -142,10 +135,17 @@ class CpuKernels:
         self._check(status, f"linear m={x.shape[0]} {spec.shape}")
         return y
 
-    def _params(self, layer: QuantizedLinear) -> _LinearParams:
+    def _params_of(self, layer: QuantizedLinear) -> LinearParams:
+        """Return `_params`, made once for each layer: filling it in costs like a small call."""
+        params = self._known.get(layer)
+        if params is None:
+            params = self._known[layer] = self._params(layer)
+        return params
+
+    def _params(self, layer: QuantizedLinear) -> LinearParams:
         """Return what the library must know of `layer`; activations are still to be filled in."""
         spec = layer.spec
-        return _LinearParams(
+        return LinearParams(
             qweight=layer.qweight.data_ptr(),
             scales=layer.scales.data_ptr(),
             zeros=None if layer.zeros is None else layer.zeros.data_ptr(),
@@ -162,7 +162,7 @@ class CpuKernels:
         )
 
     def _multiply_slabs(
-        self, layer: QuantizedLinear, params: _LinearParams, x: torch.Tensor, y: torch.Tensor
+        self, layer: QuantizedLinear, params: LinearParams, x: torch.Tensor, y: torch.Tensor
     ) -> None:
         """Fill y with the products of x and slabs of float32 weights."""
         spec = layer.spec
@@ -187,7 +187,7 @@ class CpuKernels:
     def gather(self, x: torch.Tensor, k_permutation: torch.Tensor) -> torch.Tensor:
         """Return x [m, k] with column i taken from column k_permutation[i]."""
         out = torch.empty(x.shape, dtype=x.dtype)
-        params = _GatherParams(
+        params = GatherParams(
             x=x.data_ptr(),
             permutation=k_permutation.data_ptr(),
             out=out.data_ptr(),
@@ -201,6 +201,13 @@ class CpuKernels:
         self._check(status, f"gather m={x.shape[0]} k={x.shape[1]}")
         return out
 
+    def read(self, buffer: torch.Tensor, *, passes: int, threads: int) -> None:
+        """Read `buffer`, contiguous int64, `passes` times as fast as the device can."""
+        nbytes = buffer.numel() * buffer.element_size()
+        self._library.ql_cpu_read_probe(
+            ctypes.c_void_p(buffer.data_ptr()), ctypes.c_int64(nbytes), passes, threads
+        )
+
     def _body_for(self, bits: int) -> CpuBody:
         if self.body is not CpuBody.BEST:
             return self.body
@@ -213,32 +220,58 @@ class CpuKernels:
 
 
 class TorchKernels:
-    """The reference as a working path, for machines without a compiler: right, and slow."""
+    """The reference as a working path, for machines without a compiler: right, and slow.
+
+    `instead` says why there are no real kernels, where somebody might want them.
+    """
 
     name = "torch"
-    description = "plain torch: dequantizes each layer at each call; install g++ for real kernels"
+    description = "plain torch, which dequantizes each layer at each call"
+
+    def __init__(self, instead: str = "") -> None:
+        if instead:
+            self.description = f"{self.description}, instead of kernels: {instead}"
+
+    def path_rows(self, bits: int) -> tuple[int, ...]:
+        """Return row counts that together take every path of `linear` for codes of `bits`."""
+        return (SAMPLE_ROWS,)
 
     def linear(self, layer: QuantizedLinear, x: torch.Tensor, output_dtype: DType) -> torch.Tensor:
         """Return y [m, n] of `output_dtype` for x [m, k]."""
         return reference.linear(layer, x, output_dtype=output_dtype)
 
+    def read(self, buffer: torch.Tensor, *, passes: int, threads: int) -> None:
+        """Read `buffer`, contiguous int64, `passes` times as fast as torch can."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        for _ in range(passes):
+            buffer.sum()
+        torch.set_num_threads(before)
 
-def load_kernels(*, cache_dir: Path, threads: int, torch_only: bool = False) -> Kernels:
+
+def load_kernels(
+    *,
+    cache_dir: Path,
+    threads: int,
+    torch_only: bool = False,
+    stop: threading.Event | None = None,
+) -> Kernels:
     """Return the best CPU kernels this machine can have.
 
     Args:
         cache_dir: where built libraries are kept.
         threads: most threads of one call.
         torch_only: use plain torch even where a library could be built.
+        stop: set when nobody wants the kernels any more.
 
     Raises:
-        BuildError: a compiler is there but the sources do not compile. A missing compiler is not
-            an error: the torch path answers, and its description says so.
+        BuildError: a compiler is there but the sources do not compile, or it was stopped. A
+            missing compiler is no error: the torch path answers, and its description says so.
     """
     if torch_only:
         return TorchKernels()
     try:
-        library_path = build.build_cpu_library(cache_dir)
-    except build.ToolMissing:
-        return TorchKernels()
-    return CpuKernels(library_path, threads=threads)
+        with build.cpu_library(cache_dir, stop=stop) as library_path:
+            return CpuKernels(library_path, threads=threads)
+    except build.ToolMissing as error:
+        return TorchKernels(instead=str(error))

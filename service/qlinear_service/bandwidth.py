@@ -1,0 +1,134 @@
+"""Computations counted by shape and rows: their times and bytes, for ever and for the last 10 s.
+
+Told on the event loop; `Launches.live` may be asked from any thread. Knows the families by name
+and the time as a clock that is handed in.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from qlinear_service.metric_families import Family
+from qlinear_service.roofline import Roofline
+
+__all__ = ["WINDOW_SECONDS", "Launches", "Live"]
+
+WINDOW_SECONDS = 10
+"""Of whole seconds of the clock: the running one and those before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Live:
+    """What computations of one shape and m did in the last seconds; one at least ran."""
+
+    shape: str
+    m: str
+    launches: int
+    rows: int
+    nbytes: int
+    busy_seconds: float
+    floor_seconds: float
+    """The shortest time in which they could have run; 0 where that was not measured."""
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Effective memory bandwidth."""
+        return self.nbytes / self.busy_seconds
+
+    @property
+    def roofline_ratio(self) -> float | None:
+        """Shortest possible over measured time."""
+        return self.floor_seconds / self.busy_seconds if self.floor_seconds else None
+
+
+class _Second:
+    """Sums of one second."""
+
+    __slots__ = ("busy_seconds", "floor_seconds", "launches", "nbytes", "rows", "second")
+
+    def __init__(self, second: int) -> None:
+        self.second = second
+        self.launches = self.rows = self.nbytes = 0
+        self.busy_seconds = self.floor_seconds = 0.0
+
+
+class _Series:
+    """All of one shape and m: series for ever, and a ring of seconds."""
+
+    __slots__ = ("busy_seconds", "nbytes", "ring", "seconds")
+
+    def __init__(self, families: Mapping[str, Family], labels: tuple[str, ...]) -> None:
+        self.seconds = families["qlinear_kernel_seconds"].histogram(*labels)
+        self.nbytes = families["qlinear_kernel_bytes_total"].number(*labels)
+        self.busy_seconds = families["qlinear_kernel_busy_seconds_total"].number(*labels)
+        self.ring = [_Second(-WINDOW_SECONDS)] * WINDOW_SECONDS
+
+    def second(self, second: int) -> _Second:
+        """Return the sums of that second, the running one."""
+        place = second % WINDOW_SECONDS
+        if self.ring[place].second != second:
+            self.ring[place] = _Second(second)
+        return self.ring[place]
+
+
+class Launches:
+    """Computations by shape and m.
+
+    Args:
+        families: where the series live.
+        device: their label.
+        clock: seconds.
+    """
+
+    def __init__(
+        self, families: Mapping[str, Family], *, device: str, clock: Callable[[], float]
+    ) -> None:
+        self.roofline: Roofline | None = None
+        """What the machine was measured to do, once that is known."""
+        self._families = families
+        self._device = device
+        self._clock = clock
+        self._series: dict[tuple[str, str], _Series] = {}
+
+    def add(
+        self, shape: str, m: str, *, rows: int, nbytes: int, products: int, seconds: float
+    ) -> None:
+        """Count one computation.
+
+        Args:
+            shape: the layer's.
+            m: the label of its rows.
+            rows: of x and y.
+            nbytes: what it reads and writes, each once.
+            products: multiply-adds.
+            seconds: what it took.
+        """
+        series = self._series.get((shape, m))
+        if series is None:
+            series = self._series[shape, m] = _Series(self._families, (shape, m, self._device))
+        series.seconds.observe(seconds)
+        series.nbytes.value += nbytes
+        series.busy_seconds.value += seconds
+        now = series.second(int(self._clock()))
+        now.launches += 1
+        now.rows += rows
+        now.nbytes += nbytes
+        now.busy_seconds += seconds
+        if self.roofline is not None:
+            now.floor_seconds += self.roofline.floor_seconds(nbytes, products)
+
+    def live(self) -> Iterator[Live]:
+        """Yield what ran in the last seconds, for each shape and m that did."""
+        oldest = int(self._clock()) - WINDOW_SECONDS
+        for (shape, m), series in list(self._series.items()):
+            recent = [second for second in series.ring if second.second > oldest]
+            live = Live(
+                shape=shape,
+                m=m,
+                launches=sum(second.launches for second in recent),
+                rows=sum(second.rows for second in recent),
+                nbytes=sum(second.nbytes for second in recent),
+                busy_seconds=sum(second.busy_seconds for second in recent),
+                floor_seconds=sum(second.floor_seconds for second in recent),
+            )
+            if live.busy_seconds:
+                yield live

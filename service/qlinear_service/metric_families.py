@@ -1,0 +1,256 @@
+"""Every metric of the server: name, type, labels, buckets, and one line on how to read it.
+
+A family holds its series as plain numbers, made at first use and found again by the tuple of
+their label values. Each series has one writer, so counting takes no lock and a fraction of a
+microsecond; `Family.collect` copies them for a scrape from any thread. Knows no event and no time.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+
+__all__ = ["Family", "Histogram", "Number", "m_label", "new_families", "quantile"]
+
+CALL_SECONDS = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0)
+QUEUE_SECONDS = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.1, 1.0, 5.0)
+COPY_SECONDS = (1e-6, 4e-6, 16e-6, 64e-6, 256e-6, 1e-3, 4e-3, 16e-3, 64e-3)
+REPLY_SECONDS = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1)
+KERNEL_SECONDS = (2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 2e-4, 1e-3, 0.01, 0.1)
+BATCH_ROWS = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
+BATCH_REQUESTS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
+M_BOUNDS = (1, 8, 16, 32, 64, 128, 512)
+M_LABELS = (*(str(bound) for bound in M_BOUNDS), "inf")
+
+
+def m_label(rows: int) -> str:
+    """Return the label `m` of a batch of so many rows: the next bound, or "inf"."""
+    return M_LABELS[bisect_left(M_BOUNDS, rows)]
+
+
+class Number:
+    """One series of a counter or gauge."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+
+class Histogram:
+    """One series of a histogram."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        """Observations of each bucket alone; the last one has no bound."""
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one observation."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+def quantile(bounds: tuple[float, ...], counts: Iterable[int], q: float) -> float | None:
+    """Return the q-quantile as Prometheus estimates it from buckets; None without observations."""
+    cumulative = list(accumulate(counts))
+    if not cumulative[-1]:
+        return None
+    rank = q * cumulative[-1]
+    bucket = bisect_left(cumulative, rank)
+    if bucket == len(bounds):
+        return bounds[-1]
+    low, before = (bounds[bucket - 1], cumulative[bucket - 1]) if bucket else (0.0, 0)
+    return low + (bounds[bucket] - low) * (rank - before) / (cumulative[bucket] - before)
+
+
+@dataclass(slots=True, eq=False)
+class Family:
+    """One metric and its series."""
+
+    name: str
+    kind: str
+    """counter, gauge or histogram."""
+    labels: tuple[str, ...]
+    text: str
+    """The help line: how to read it."""
+    bounds: tuple[float, ...] = ()
+    """Upper bounds of a histogram's buckets, without the last one, +Inf."""
+    numbers: dict[tuple[str, ...], Number] = field(default_factory=dict)
+    histograms: dict[tuple[str, ...], Histogram] = field(default_factory=dict)
+
+    def number(self, *values: str) -> Number:
+        """Return the series with these label values, made at its first use."""
+        series = self.numbers.get(values)
+        if series is None:
+            series = self.numbers[values] = Number()
+        return series
+
+    def histogram(self, *values: str) -> Histogram:
+        """Return the series with these label values, made at its first use."""
+        series = self.histograms.get(values)
+        if series is None:
+            series = self.histograms[values] = Histogram(self.bounds)
+        return series
+
+    def collect(self, more: Iterable[tuple[tuple[str, ...], float]] = ()) -> Metric:
+        """Return what a scrape shows: this family's series and, of a gauge, those of `more`."""
+        if self.kind == "histogram":
+            return self._collect_histograms()
+        family = (
+            CounterMetricFamily(self.name, self.text, labels=self.labels)
+            if self.kind == "counter"
+            else GaugeMetricFamily(self.name, self.text, labels=self.labels)
+        )
+        # list() of a dict runs no Python code, so a writer cannot come between.
+        for values, number in list(self.numbers.items()):
+            family.add_metric(values, number.value)
+        for values, value in more:
+            family.add_metric(values, value)
+        return family
+
+    def _collect_histograms(self) -> Metric:
+        family = HistogramMetricFamily(self.name, self.text, labels=self.labels)
+        bounds = [*(str(bound) for bound in self.bounds), "+Inf"]
+        for values, histogram in list(self.histograms.items()):
+            cumulative = accumulate(list(histogram.counts))
+            family.add_metric(values, list(zip(bounds, cumulative, strict=True)), histogram.total)
+        return family
+
+
+_LAUNCH = ("shape", "m", "device")
+
+_TABLE: tuple[Family, ...] = (
+    Family(
+        "qlinear_requests_total",
+        "counter",
+        ("method", "layer", "code"),
+        "Finished calls by status; a call for several layers counts once for each. layer: "
+        "a loaded one, unknown, or none for methods without one.",
+    ),
+    Family(
+        "qlinear_request_seconds",
+        "histogram",
+        ("method", "shape"),
+        "Arrival to reply of answered calls (code OK), under the shape of the first layer.",
+        CALL_SECONDS,
+    ),
+    Family(
+        "qlinear_queue_seconds",
+        "histogram",
+        ("shape",),
+        "Arrival to the first batch. Longer than a batch takes: more calls than the device serves.",
+        QUEUE_SECONDS,
+    ),
+    Family(
+        "qlinear_transfer_seconds",
+        "histogram",
+        ("direction",),
+        "Copies of activations. slot: a call's bytes into its slot; gather: the rows of a batch "
+        "out of their slots into one block.",
+        COPY_SECONDS,
+    ),
+    Family(
+        "qlinear_reply_seconds",
+        "histogram",
+        (),
+        "Results of a call at hand to its reply encoded.",
+        REPLY_SECONDS,
+    ),
+    Family(
+        "qlinear_kernel_seconds",
+        "histogram",
+        _LAUNCH,
+        "Time of one computation; m is the upper bound of its rows.",
+        KERNEL_SECONDS,
+    ),
+    Family(
+        "qlinear_kernel_bytes_total",
+        "counter",
+        _LAUNCH,
+        "Packed codes, scales and zero points, activations and results, each once. Over "
+        "kernel_busy_seconds_total: the effective memory bandwidth.",
+    ),
+    Family(
+        "qlinear_kernel_busy_seconds_total",
+        "counter",
+        _LAUNCH,
+        "Seconds of computing; its rate is the share of time in which the device is busy.",
+    ),
+    Family(
+        "qlinear_hbm_bandwidth_bytes_per_second",
+        "gauge",
+        _LAUNCH,
+        "Effective memory bandwidth of the last 10 s; absent without traffic in them.",
+    ),
+    Family(
+        "qlinear_hbm_peak_bytes_per_second",
+        "gauge",
+        ("device",),
+        "Largest read rate measured at start, never a datasheet's; on a CPU that of its caches.",
+    ),
+    Family(
+        "qlinear_roofline_ratio",
+        "gauge",
+        _LAUNCH,
+        "Shortest possible over measured time, last 10 s: 1 is all that this machine can do. "
+        "The floor is reading the bytes or multiplying, at the rates measured at start.",
+    ),
+    Family(
+        "qlinear_batch_rows",
+        "histogram",
+        ("shape",),
+        "Rows of a batch: what batching made of the traffic.",
+        BATCH_ROWS,
+    ),
+    Family(
+        "qlinear_batch_requests",
+        "histogram",
+        ("shape",),
+        "Calls that shared a batch; 1 only: nobody else asked for that layer meanwhile.",
+        BATCH_REQUESTS,
+    ),
+    Family("qlinear_queue_rows", "gauge", ("layer",), "Rows that wait, by layer."),
+    Family(
+        "qlinear_inflight_bytes",
+        "gauge",
+        (),
+        "Memory of calls that wait or run; near queue_limit_bytes calls are rejected.",
+    ),
+    Family(
+        "qlinear_rejected_total",
+        "counter",
+        ("reason",),
+        "Calls refused for load or size: queue_rows, queue_bytes, queue_age, too_large, "
+        "not_serving, other.",
+    ),
+    Family("qlinear_expired_total", "counter", (), "Calls whose deadline passed unanswered."),
+    Family("qlinear_cancelled_total", "counter", (), "Calls that their callers took back."),
+    Family("qlinear_queue_limit_bytes", "gauge", (), "What inflight_bytes may reach."),
+    Family("qlinear_layers_loaded", "gauge", (), "Layers that are served."),
+    Family(
+        "qlinear_weight_bytes",
+        "gauge",
+        ("device",),
+        "Memory of all layers as packed, with their biases and permutations.",
+    ),
+    Family("qlinear_load_seconds", "gauge", (), "From the start of loading to readiness."),
+    Family("qlinear_ready", "gauge", (), "1 while calls are answered, 0 at start and drain."),
+    Family(
+        "qlinear_build_info",
+        "gauge",
+        ("version", "device", "kernels"),
+        "Always 1; its labels say what runs.",
+    ),
+)
+
+
+def new_families() -> dict[str, Family]:
+    """Return all families by name, without series, in the order of the exposition."""
+    return {family.name: replace(family, numbers={}, histograms={}) for family in _TABLE}

@@ -1,0 +1,275 @@
+"""What happened, counted: the one object that every stage tells, and that a scrape reads.
+
+Told on the event loop only, at the borders of stages, never per row. Layers that are not loaded
+all count as "unknown", so whatever clients ask for, the series stay bounded. Metrics themselves
+are declared in `metric_families.py`; docs/metrics.md explains them to operators.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from qlinear_service.bandwidth import Launches, Live
+from qlinear_service.measured import Load, MeasuredLayer
+from qlinear_service.metric_families import Histogram, Number, m_label, new_families
+from qlinear_service.roofline import Roofline
+
+__all__ = ["NO_LAYER", "UNKNOWN_LAYER", "Metrics"]
+
+UNKNOWN_LAYER = "unknown"
+"""Label of calls for layers that are not loaded; no full name is that, as those hold a "/"."""
+
+NO_LAYER = "none"
+"""Label of calls of methods that have no layer."""
+
+
+MOST_LAYERS = 1024
+"""A call that fails may have named millions: it is counted for so many of them."""
+
+
+@dataclass(slots=True, eq=False)
+class _Batches:
+    """What the batches of one layer need, looked up once; series of its shape."""
+
+    shape: str
+    products: int
+    """Multiply-adds of one row."""
+    weight_bytes: int
+    x_elements: int
+    y_elements: int
+    rows: Histogram
+    requests: Histogram
+
+
+class Metrics(Collector):
+    """Counts and shows.
+
+    Args:
+        registry: where scrapes look; one for each server.
+        version: of this package.
+        device: what computes, e.g. "cpu".
+        state: what the server is doing: "starting", "serving" or "draining".
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        registry: CollectorRegistry,
+        version: str,
+        device: str,
+        state: Callable[[], str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.registry = registry
+        self.version = version
+        self.device = device
+        self.state = state
+        self.layers: dict[str, MeasuredLayer] = {}
+        """The loaded layers by full name."""
+        self.families = new_families()
+        """All metrics by name, with their series."""
+        self._full_names: dict[str | None, str] = {None: NO_LAYER}  # as calls write them -> full
+        self._calls: dict[tuple[str, str | None, str], Number] = {}
+        self._answers: dict[tuple[str, str], Histogram] = {}
+        self._waits: dict[str, Histogram] = {}
+        self._batches: dict[str, _Batches] = {}
+        self._launches = Launches(self.families, device=device, clock=clock)
+        self.load: Load | None = None
+        """Where to ask for queue and slab, once there are any."""
+        registry.register(self)
+
+    def started(
+        self,
+        *,
+        layers: Iterable[MeasuredLayer],
+        kernels: str,
+        load_seconds: float,
+        roofline: Roofline | None,
+        load: Load,
+    ) -> None:
+        """Learn what is served, once, when it is loaded.
+
+        Args:
+            layers: the loaded ones.
+            kernels: the name of what multiplies.
+            load_seconds: from the start of loading on.
+            roofline: what the machine was measured to do, None if it was not.
+            load: where queue and slab tell how full they are.
+        """
+        loaded = {layer.spec.name: layer for layer in layers}
+        modules = Counter(layer.spec.module for layer in loaded.values())
+        for name, layer in loaded.items():
+            self._full_names[name] = name
+            if modules[layer.spec.module] == 1:
+                self._full_names.setdefault(layer.spec.module, name)
+        self.layers, self.load = loaded, load
+        self._launches.roofline = roofline
+        packed = sum(layer.packed_bytes for layer in loaded.values())
+        self._set("qlinear_layers_loaded", len(loaded))
+        self._set("qlinear_weight_bytes", packed, self.device)
+        self._set("qlinear_load_seconds", load_seconds)
+        self._set("qlinear_queue_limit_bytes", load.queue_limit_bytes)
+        self._set("qlinear_build_info", 1, self.version, self.device, kernels)
+        if roofline is not None:
+            peak = roofline.peak_bytes_per_second
+            self._set("qlinear_hbm_peak_bytes_per_second", peak, self.device)
+
+    def call_finished(
+        self, method: str, layers: Sequence[str], code: str, seconds: float, *, reason: str = ""
+    ) -> None:
+        """Count one call, unary or of a stream, when its reply is ready.
+
+        Args:
+            method: e.g. "MatMulStream".
+            layers: the names that it asked for, as it wrote them; none for other methods.
+            code: the name of its status, e.g. "OK".
+            seconds: from its arrival to its reply.
+            reason: `RequestError.reason` of what refused it.
+        """
+        if code != "OK":
+            layers = layers[:MOST_LAYERS]
+        for name in layers or (None,):
+            number = self._calls.get((method, name, code)) or self._call(method, name, code)
+            number.value += 1
+        if code == "OK" and layers:
+            histogram = self._answers.get((method, layers[0]))
+            (histogram or self._answer(method, layers[0])).observe(seconds)
+        if reason:
+            self.families["qlinear_rejected_total"].number(reason).value += 1
+        if code == "DEADLINE_EXCEEDED":
+            self.families["qlinear_expired_total"].number().value += 1
+        elif code == "CANCELLED":
+            self.families["qlinear_cancelled_total"].number().value += 1
+
+    def slot_filled(self, seconds: float) -> None:
+        """Count the copy of one call's activations into its slot."""
+        self.families["qlinear_transfer_seconds"].histogram("slot").observe(seconds)
+
+    def replied(self, seconds: float) -> None:
+        """Count the time from a call's results to its encoded reply."""
+        self.families["qlinear_reply_seconds"].histogram().observe(seconds)
+
+    def waited(self, layer: str, seconds: Iterable[float]) -> None:
+        """Count how long each call of a batch waited for it.
+
+        Args:
+            layer: the full name.
+            seconds: one for each call whose first rows run now.
+        """
+        histogram = self._waits.get(layer)
+        if histogram is None:
+            shape = self.layers[layer].spec.shape
+            histogram = self.families["qlinear_queue_seconds"].histogram(shape)
+            self._waits[layer] = histogram
+        for value in seconds:
+            histogram.observe(value)
+
+    def batch_finished(
+        self,
+        layer: str,
+        *,
+        rows: int,
+        requests: int,
+        x_itemsize: int,
+        y_itemsize: int,
+        gather_seconds: float,
+        kernel_seconds: float,
+    ) -> None:
+        """Count one computation that succeeded.
+
+        Args:
+            layer: the full name.
+            rows: of the batch.
+            requests: calls that shared it.
+            x_itemsize: bytes of one element of x.
+            y_itemsize: bytes of one element of y.
+            gather_seconds: rows out of their slots.
+            kernel_seconds: the computation itself.
+        """
+        batches = self._batches.get(layer) or self._first_batch(layer)
+        self.families["qlinear_transfer_seconds"].histogram("gather").observe(gather_seconds)
+        batches.rows.observe(rows)
+        batches.requests.observe(requests)
+        row_bytes = batches.x_elements * x_itemsize + batches.y_elements * y_itemsize
+        self._launches.add(
+            batches.shape,
+            m_label(rows),
+            rows=rows,
+            nbytes=batches.weight_bytes + rows * row_bytes,
+            products=rows * batches.products,
+            seconds=kernel_seconds,
+        )
+
+    def live(self) -> list[Live]:
+        """Return what each shape and m did in the last 10 s, busiest first; for the page."""
+        return sorted(self._launches.live(), key=lambda live: -live.busy_seconds)
+
+    def describe(self) -> Iterator[Metric]:
+        """Name the families without looking at what they hold."""
+        return (family.collect() for family in new_families().values())
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families that have series; any thread may call this."""
+        pulled = self._pulled()
+        for name, family in self.families.items():
+            metric = family.collect(pulled.get(name, ()))
+            if metric.samples:
+                yield metric
+                time.sleep(0)  # lets the event loop have the interpreter between two families
+
+    def _pulled(self) -> dict[str, list[tuple[tuple[str, ...], float]]]:
+        """Return the gauges that are looked up at a scrape and counted nowhere."""
+        live = list(self._launches.live())
+        pulled: dict[str, list[tuple[tuple[str, ...], float]]] = {
+            "qlinear_ready": [((), float(self.state() == "serving"))],
+            "qlinear_hbm_bandwidth_bytes_per_second": [
+                ((one.shape, one.m, self.device), one.bytes_per_second) for one in live
+            ],
+            "qlinear_roofline_ratio": [
+                ((one.shape, one.m, self.device), one.roofline_ratio)
+                for one in live
+                if one.roofline_ratio is not None
+            ],
+        }
+        if self.load is not None:
+            rows = self.load.queue_rows()
+            pulled["qlinear_queue_rows"] = [((name,), float(n)) for name, n in rows.items()]
+            pulled["qlinear_inflight_bytes"] = [((), float(self.load.inflight_bytes()))]
+        return pulled
+
+    def _set(self, name: str, value: float, *labels: str) -> None:
+        self.families[name].number(*labels).value = value
+
+    def _call(self, method: str, name: str | None, code: str) -> Number:
+        """Return the counter of calls for a layer; remembered under names that are known only."""
+        full_name = self._full_names.get(name, UNKNOWN_LAYER)
+        number = self.families["qlinear_requests_total"].number(method, full_name, code)
+        if name in self._full_names:
+            self._calls[method, name, code] = number
+        return number
+
+    def _answer(self, method: str, name: str) -> Histogram:
+        shape = self.layers[self._full_names[name]].spec.shape
+        histogram = self.families["qlinear_request_seconds"].histogram(method, shape)
+        self._answers[method, name] = histogram
+        return histogram
+
+    def _first_batch(self, layer: str) -> _Batches:
+        measured = self.layers[layer]
+        spec = measured.spec
+        self._batches[layer] = batches = _Batches(
+            shape=spec.shape,
+            products=spec.n * spec.k,
+            weight_bytes=measured.streamed_bytes,
+            x_elements=spec.k,
+            y_elements=spec.n,
+            rows=self.families["qlinear_batch_rows"].histogram(spec.shape),
+            requests=self.families["qlinear_batch_requests"].histogram(spec.shape),
+        )
+        return batches

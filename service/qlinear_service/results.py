@@ -1,0 +1,29 @@
+"""What comes back: from the engine for a batch, from the batcher for each of its items."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+__all__ = ["BatchResult", "Outcome"]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """What the engine made of a batch: the result rows of each part, in order, as bytes."""
+
+    rows: Sequence[memoryview]
+    kernel_nanoseconds: int
+    gather_nanoseconds: int = 0
+
+
+class Outcome(NamedTuple):
+    """One item's answer."""
+
+    pieces: tuple[memoryview, ...]
+    """Its result rows as bytes, in order; more than one piece if the item was split."""
+    batch_rows: int
+    """Rows of the largest batch that it was part of."""
+    queue_nanoseconds: int
+    """From its arrival to its first batch."""
+    kernel_nanoseconds: int
+    """Of all batches that it was part of."""

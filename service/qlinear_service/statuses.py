@@ -1,0 +1,86 @@
+"""Where errors become statuses: the one table, for unary calls and for calls on a stream alike.
+
+Only our own errors carry their text to the client; anything else becomes INTERNAL with an id that
+stands in the log beside the cause. Knows no transport: who asks puts the status on the wire.
+"""
+
+import logging
+import uuid
+from dataclasses import dataclass
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from qlinear_service.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    EngineFailure,
+    InvalidRequest,
+    Overloaded,
+    RequestError,
+    TooLarge,
+    Unavailable,
+    UnknownLayer,
+    UnknownMessage,
+)
+
+__all__ = ["STATUS_OF", "Status", "code_of", "status_of"]
+
+logger = logging.getLogger(__name__)
+
+STATUS_OF: dict[type[RequestError], grpc.StatusCode] = {
+    InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    UnknownLayer: grpc.StatusCode.NOT_FOUND,
+    UnknownMessage: grpc.StatusCode.UNIMPLEMENTED,
+    TooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Cancelled: grpc.StatusCode.CANCELLED,
+    Unavailable: grpc.StatusCode.UNAVAILABLE,
+    EngineFailure: grpc.StatusCode.INTERNAL,
+}
+
+CLIENT_FAULTS = (InvalidRequest, UnknownLayer, UnknownMessage, TooLarge)
+
+MAX_TEXT = 1500
+"""Texts travel in trailers, of which clients accept 8 KiB, with up to three bytes a character."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What a caller is told."""
+
+    code: grpc.StatusCode
+    text: str
+    retry_after_seconds: float | None = None
+    """How long to wait before sending the call again; None: that would not help."""
+
+
+def code_of(error: BaseException) -> grpc.StatusCode:
+    """Return the status of a call that ended with `error`."""
+    if isinstance(error, RequestError):
+        return STATUS_OF[type(error)]
+    if isinstance(error, DecodeError):
+        return grpc.StatusCode.INVALID_ARGUMENT
+    return grpc.StatusCode.INTERNAL
+
+
+def status_of(error: BaseException, method: str) -> Status:
+    """Return what to tell the caller whose call ended with `error`, and log it once.
+
+    Args:
+        error: anything that a call has raised.
+        method: the RPC, for the log.
+    """
+    if not isinstance(error, RequestError):
+        incident = uuid.uuid4().hex[:12]
+        logger.error("call_failed incident=%s method=%s", incident, method, exc_info=error)
+        text = f"the call failed; the server's log has the cause under {incident}"
+        return Status(grpc.StatusCode.INTERNAL, text)
+    code, text = code_of(error), str(error)
+    if len(text) > MAX_TEXT:
+        text = text[:MAX_TEXT] + "..."
+    # Overload must not flood the log, and failures were logged, with their cause, where they arose.
+    level = logging.INFO if isinstance(error, CLIENT_FAULTS) else logging.DEBUG
+    logger.log(level, "call_refused method=%s code=%s text=%r", method, code.name, text)
+    return Status(code, text, getattr(error, "retry_after_seconds", None))

@@ -1,0 +1,300 @@
+"""What metrics count, exactly, and that no traffic can make them many."""
+
+import itertools
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from measured_layers import Layer, Spec, metrics_of, names, samples_of, scrape, value
+from prometheus_client import generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from qlinear_service.metric_families import m_label, new_families, quantile
+from qlinear_service.metrics import Metrics
+from qlinear_service.metrics_page import render
+from qlinear_service.roofline import Roofline
+
+UP, DOWN, TWIN = Spec("up", n=16), Spec("down", n=32), Spec("up", n=16, model="other")
+ROOFLINE = Roofline(sizes_bytes=(100, 200), read_seconds=(1e-6, 4e-6), products_per_second=1e9)
+
+# Section 7 of the design, without what needs a GPU or a tuned table: name -> type and labels.
+CONTRACT = {
+    "qlinear_requests_total": ("counter", {"method", "layer", "code"}),
+    "qlinear_request_seconds": ("histogram", {"method", "shape"}),
+    "qlinear_queue_seconds": ("histogram", {"shape"}),
+    "qlinear_transfer_seconds": ("histogram", {"direction"}),
+    "qlinear_reply_seconds": ("histogram", set()),
+    "qlinear_kernel_seconds": ("histogram", {"shape", "m", "device"}),
+    "qlinear_kernel_bytes_total": ("counter", {"shape", "m", "device"}),
+    "qlinear_kernel_busy_seconds_total": ("counter", {"shape", "m", "device"}),
+    "qlinear_hbm_bandwidth_bytes_per_second": ("gauge", {"shape", "m", "device"}),
+    "qlinear_hbm_peak_bytes_per_second": ("gauge", {"device"}),
+    "qlinear_roofline_ratio": ("gauge", {"shape", "m", "device"}),
+    "qlinear_batch_rows": ("histogram", {"shape"}),
+    "qlinear_batch_requests": ("histogram", {"shape"}),
+    "qlinear_queue_rows": ("gauge", {"layer"}),
+    "qlinear_inflight_bytes": ("gauge", set()),
+    "qlinear_rejected_total": ("counter", {"reason"}),
+    "qlinear_expired_total": ("counter", set()),
+    "qlinear_cancelled_total": ("counter", set()),
+    "qlinear_queue_limit_bytes": ("gauge", set()),
+    "qlinear_layers_loaded": ("gauge", set()),
+    "qlinear_weight_bytes": ("gauge", {"device"}),
+    "qlinear_load_seconds": ("gauge", set()),
+    "qlinear_ready": ("gauge", set()),
+    "qlinear_build_info": ("gauge", {"version", "device", "kernels"}),
+}
+
+
+def compute(metrics: Metrics, layer: str, rows: int, seconds: float = 1e-3) -> None:
+    metrics.waited(layer, [2e-3])
+    metrics.batch_finished(
+        layer,
+        rows=rows,
+        requests=1,
+        x_itemsize=2,
+        y_itemsize=4,
+        gather_seconds=1e-5,
+        kernel_seconds=seconds,
+    )
+
+
+def everything(metrics: Metrics) -> None:
+    """Cause at least one series of every family; `metrics` knows layer m/up."""
+    compute(metrics, "m/up", 3)
+    metrics.slot_filled(1e-6)
+    metrics.replied(1e-5)
+    metrics.call_finished("MatMul", ["m/up"], "OK", 0.01)
+    metrics.call_finished("MatMul", ["up"], "RESOURCE_EXHAUSTED", 0.01, reason="queue_rows")
+    metrics.call_finished("MatMul", ["up"], "DEADLINE_EXCEEDED", 0.01)
+    metrics.call_finished("MatMulStream", ["up"], "CANCELLED", 0.01)
+
+
+def test_every_metric_of_the_contract_has_its_type_and_labels() -> None:
+    metrics = metrics_of(UP, roofline=ROOFLINE, waiting={"m/up": 3})
+    everything(metrics)
+    text = generate_latest(metrics.registry).decode()
+    found = {}
+    for family in text_string_to_metric_families(text):
+        suffix = "_total" if family.type == "counter" else ""
+        labels = {name for sample in family.samples for name in sample.labels} - {"le"}
+        found[family.name + suffix] = (family.type, labels)
+        assert len(family.documentation) > 20, family.name
+    assert found == CONTRACT
+    assert "_created" not in text
+    for family in new_families().values():
+        assert len(family.bounds) + 1 <= 10, family.name
+        assert list(family.bounds) == sorted(set(family.bounds))
+
+
+def test_the_documentation_names_every_metric() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    table = text.partition("## All of them")[2].partition("## Questions")[0]
+    listed = {f"qlinear_{name}" for row in table.splitlines() for name in first_cell(row)}
+    assert listed == set(CONTRACT)
+    for query in re.findall(r"qlinear_\w+", text):
+        family = re.sub("_(bucket|sum|count)$", "", query)
+        assert family in CONTRACT or family == "qlinear_", query
+
+
+def first_cell(row: str) -> list[str]:
+    """Return the names in the first cell of a table's row; the heading has none."""
+    cell = row.split("|")[1] if row.startswith("| `") else ""
+    return re.findall(r"`(\w+)`", cell)
+
+
+def test_openmetrics_parses_too() -> None:
+    metrics = metrics_of(UP, roofline=ROOFLINE, waiting={"m/up": 3})
+    everything(metrics)
+    text = generate_openmetrics(metrics.registry).decode()
+    assert "_created" not in text
+    assert len(list(parse_openmetrics(text))) == len(CONTRACT)
+
+
+def test_series_appear_at_their_first_use() -> None:
+    samples = scrape(metrics_of(UP))
+    assert names(samples) == {
+        *("qlinear_queue_limit_bytes", "qlinear_inflight_bytes", "qlinear_layers_loaded"),
+        *("qlinear_weight_bytes", "qlinear_load_seconds", "qlinear_ready", "qlinear_build_info"),
+    }
+    assert value(samples, "qlinear_weight_bytes", device="cpu") == Layer(UP).packed_bytes
+    assert value(samples, "qlinear_build_info", version="1", device="cpu", kernels="torch") == 1
+
+
+def test_a_call_counts_once_per_layer_and_its_time_once() -> None:
+    metrics = metrics_of(UP, DOWN)
+    metrics.call_finished("MatMul", ["m/up", "down", "m/up"], "OK", 0.002)
+    metrics.call_finished("MatMul", ["down"], "INTERNAL", 9.0)
+    metrics.call_finished("ListLayers", [], "OK", 9.0)
+    samples = scrape(metrics)
+
+    def calls(**labels: str) -> float:
+        return value(samples, "qlinear_requests_total", **labels)
+
+    assert calls(method="MatMul", layer="m/up", code="OK") == 2
+    assert calls(method="MatMul", layer="m/down", code="OK") == 1
+    assert calls(method="MatMul", layer="m/down", code="INTERNAL") == 1
+    assert calls(method="ListLayers", layer="none", code="OK") == 1
+    first = {"method": "MatMul", "shape": UP.shape}
+    assert value(samples, "qlinear_request_seconds_count", **first) == 1
+    assert value(samples, "qlinear_request_seconds_sum", **first) == 0.002
+    assert value(samples, "qlinear_request_seconds_bucket", le="0.001", **first) == 0
+    assert value(samples, "qlinear_request_seconds_bucket", le="0.003", **first) == 1
+    assert sum(name == "qlinear_request_seconds_count" for name, _ in samples) == 1
+
+
+def test_a_bare_name_of_two_models_is_nobodys() -> None:
+    metrics = metrics_of(UP, TWIN)
+    for name in ("up", "other/up", "none", "unknown"):
+        metrics.call_finished("MatMul", [name], "NOT_FOUND", 0.0)
+    samples = scrape(metrics)
+    labels = {"method": "MatMul", "code": "NOT_FOUND"}
+    assert value(samples, "qlinear_requests_total", layer="unknown", **labels) == 3
+    assert value(samples, "qlinear_requests_total", layer="other/up", **labels) == 1
+
+
+def test_ends_of_calls_are_told_apart() -> None:
+    metrics = metrics_of(UP)
+    for reason in ("queue_rows", "queue_rows", "too_large"):
+        metrics.call_finished("MatMul", ["up"], "RESOURCE_EXHAUSTED", 0.0, reason=reason)
+    metrics.call_finished("MatMul", ["up"], "DEADLINE_EXCEEDED", 0.0)
+    metrics.call_finished("MatMul", ["up"], "CANCELLED", 0.0)
+    samples = scrape(metrics)
+    assert value(samples, "qlinear_rejected_total", reason="queue_rows") == 2
+    assert value(samples, "qlinear_rejected_total", reason="too_large") == 1
+    assert value(samples, "qlinear_expired_total") == 1
+    assert value(samples, "qlinear_cancelled_total") == 1
+
+
+def test_bytes_and_seconds_of_computations_are_exact() -> None:
+    metrics = metrics_of(UP)
+    for rows in (1, 9, 16):
+        compute(metrics, "m/up", rows, seconds=0.25)
+    samples = scrape(metrics)
+    labels = {"shape": UP.shape, "m": "16", "device": "cpu"}
+    # Two batches, 25 rows: weights twice; rows of 8 float16 in and 16 float32 out.
+    expected = 2 * (16 * 8 // 2 + 2 * 16) + 25 * (8 * 2 + 16 * 4)
+    assert value(samples, "qlinear_kernel_bytes_total", **labels) == expected
+    assert value(samples, "qlinear_kernel_busy_seconds_total", **labels) == 0.5
+    assert value(samples, "qlinear_kernel_seconds_count", **labels) == 2
+    rate = value(samples, "qlinear_hbm_bandwidth_bytes_per_second", **labels)
+    assert rate == expected / 0.5
+    assert value(samples, "qlinear_batch_rows_sum", shape=UP.shape) == 26
+    assert value(samples, "qlinear_batch_requests_count", shape=UP.shape) == 3
+    assert value(samples, "qlinear_queue_seconds_sum", shape=UP.shape) == pytest.approx(6e-3)
+
+
+def test_the_window_forgets_after_ten_seconds() -> None:
+    now = 100.5
+    metrics = metrics_of(UP, roofline=ROOFLINE, clock=lambda: now)
+    compute(metrics, "m/up", 1, seconds=0.5)
+    (first,) = metrics.live()
+    now = 109.9
+    compute(metrics, "m/up", 1, seconds=1.5)
+    (both,) = metrics.live()
+    assert (both.launches, both.rows, both.busy_seconds) == (2, 2, 2.0)
+    assert both.floor_seconds == pytest.approx(2 * first.floor_seconds)
+    now = 110.0
+    (last,) = metrics.live()
+    assert (last.launches, last.busy_seconds) == (1, 1.5)
+    now = 119.99
+    assert metrics.live() == []
+    assert "qlinear_roofline_ratio" not in names(scrape(metrics))
+    compute(metrics, "m/up", 1, seconds=0.25)
+    assert metrics.live()[0].bytes_per_second == (16 * 6 + 80) / 0.25
+
+
+def test_the_roofline_is_the_slower_of_reading_and_multiplying() -> None:
+    assert ROOFLINE.peak_bytes_per_second == pytest.approx(1e8)
+    assert ROOFLINE.read_floor_seconds(50) == pytest.approx(0.5e-6)
+    assert ROOFLINE.read_floor_seconds(100) == pytest.approx(1e-6)
+    assert ROOFLINE.read_floor_seconds(150) == pytest.approx(2.5e-6)
+    assert ROOFLINE.read_floor_seconds(400) == pytest.approx(8e-6)
+    assert ROOFLINE.floor_seconds(100, 999) == pytest.approx(1e-6)
+    assert ROOFLINE.floor_seconds(100, 5000) == pytest.approx(5e-6)
+    metrics = metrics_of(UP, roofline=ROOFLINE)
+    compute(metrics, "m/up", 1, seconds=1e-5)
+    ratio = value(scrape(metrics), "qlinear_roofline_ratio", shape=UP.shape, m="1", device="cpu")
+    assert ratio == pytest.approx(ROOFLINE.read_floor_seconds(16 * 6 + 80) / 1e-5)
+
+
+def test_m_labels_are_upper_bounds() -> None:
+    expected = {1: "1", 2: "8", 8: "8", 9: "16", 33: "64", 128: "128", 129: "512", 513: "inf"}
+    assert {rows: m_label(rows) for rows in expected} == expected
+
+
+def test_quantiles_are_those_of_prometheus() -> None:
+    assert quantile((1.0, 2.0), [0, 0, 0], 0.5) is None
+    assert quantile((1.0, 2.0), [0, 10, 0], 0.5) == 1.5
+    assert quantile((1.0, 2.0), [10, 0, 0], 0.5) == 0.5
+    assert quantile((1.0, 2.0), [1, 0, 9], 0.99) == 2.0
+
+
+def crowd() -> Iterator[Spec]:
+    """200 layers of 6 shapes with names as long as real ones."""
+    for number in range(200):
+        yield Spec(f"model.layers.{number}.mlp.down_proj", n=1024 * (1 + number % 6), k=4096)
+
+
+def busy_metrics() -> Metrics:
+    """Metrics of the crowd after all that can happen to it has happened."""
+    specs = list(crowd())
+    waiting = {spec.name: 1 for spec in specs}
+    metrics = metrics_of(*specs, roofline=ROOFLINE, waiting=waiting)
+    calls = itertools.product(specs, ("MatMul", "MatMulStream"), ("OK", "INVALID_ARGUMENT"))
+    for spec, method, code in calls:
+        metrics.call_finished(method, [spec.name], code, 0.001)
+    for spec, rows in itertools.product(specs, (1, 8, 16, 32, 64, 128, 512, 1000)):
+        compute(metrics, spec.name, rows)
+    metrics.slot_filled(1e-6)
+    metrics.replied(1e-6)
+    for reason in ("queue_rows", "queue_bytes", "queue_age", "too_large", "not_serving", "other"):
+        metrics.call_finished("MatMul", ["x"], "RESOURCE_EXHAUSTED", 0.0, reason=reason)
+    for code in ("NOT_FOUND", "DEADLINE_EXCEEDED", "CANCELLED"):
+        metrics.call_finished("MatMul", ["x"], code, 0.0)
+    return metrics
+
+
+def test_the_exposition_stays_under_3000_lines() -> None:
+    metrics = busy_metrics()
+    before = generate_latest(metrics.registry).decode()
+    for number in range(10_000):
+        name = f"unknown.{number}" if number % 2 else f"m/{number}\n\"'\\"
+        metrics.call_finished("MatMul", [name], "NOT_FOUND", 0.001)
+    after = generate_latest(metrics.registry).decode()
+    assert len(after.splitlines()) == len(before.splitlines()) < 3000
+    # Not even inside: what is remembered for speed is remembered for loaded layers only.
+    assert len(metrics._calls) == 200 * 2 * 2
+    assert set(samples_of(before)) == set(samples_of(after))
+
+
+def test_a_failed_call_of_many_names_is_no_burden() -> None:
+    metrics = metrics_of(UP)
+    metrics.call_finished("MatMul", ["x"] * 1_000_000, "NOT_FOUND", 0.0)
+    labels = {"method": "MatMul", "layer": "unknown", "code": "NOT_FOUND"}
+    assert value(scrape(metrics), "qlinear_requests_total", **labels) == 1024
+
+
+def test_a_scrape_of_200_layers_takes_less_than_50_ms() -> None:
+    metrics = busy_metrics()
+    times = []
+    for _ in range(7):
+        started = time.thread_time()
+        generate_latest(metrics.registry)
+        times.append(time.thread_time() - started)
+    assert sorted(times)[3] < 0.05
+
+
+def test_the_page_escapes_names_and_needs_nothing_from_elsewhere() -> None:
+    metrics = busy_metrics()
+    page = render(metrics)
+    assert len(page.encode()) < 100_000
+    for foreign in ("http:", "https:", "//", "src=", "url(", "@import"):
+        assert foreign not in page, foreign
+    evil = Spec("<script>alert(1)</script>", n=8)
+    assert "<script>alert" not in render(metrics_of(evil))
+    assert "&lt;script&gt;alert" in render(metrics_of(evil))
