@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from qlinear_service.batching import Batch, Part, WorkItem, WorkQueue, too_late
 from qlinear_service.errors import Cancelled, EngineFailure, RequestError
+from qlinear_service.log_values import quoted
 from qlinear_service.metrics import Metrics
 from qlinear_service.results import BatchResult, Outcome
 
@@ -160,7 +161,7 @@ class Batcher:
                 return
             logger.warning(
                 "batch_failed layer=%s requests=%d rows=%d action=retry_one_by_one",
-                batch.key.layer,
+                quoted(batch.key.layer),
                 len(batch.parts),
                 batch.rows,
                 exc_info=error,
@@ -230,7 +231,7 @@ class Batcher:
         logger.error(
             "request_failed incident=%s layer=%s rows=%d",
             incident,
-            part.item.key.layer,
+            quoted(part.item.key.layer),
             part.item.rows,
             exc_info=error,
         )

@@ -198,6 +198,7 @@ PUSHBACK = "grpc-retry-pushback-ms"
         (grpc.StatusCode.RESOURCE_EXHAUSTED, [(PUSHBACK, "250")], True, 0.25),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, [("other", "1"), (PUSHBACK, "0")], True, 0.0),
         (grpc.StatusCode.UNAVAILABLE, [], True, None),
+        (grpc.StatusCode.CANCELLED, [], True, None),
         (grpc.StatusCode.UNAVAILABLE, [(PUSHBACK, "-1")], False, None),
         (grpc.StatusCode.UNAVAILABLE, [(PUSHBACK, "soon")], False, None),
         (grpc.StatusCode.INVALID_ARGUMENT, [], False, None),
