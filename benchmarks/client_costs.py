@@ -22,7 +22,7 @@ async def measure_client(
 ) -> list[dict[str, Any]]:
     """Return medians of alternating runs, one entry for each transport."""
     x = np.random.default_rng(k).standard_normal((1, k)).astype(np.float16)
-    clients = {"unary": AsyncClient(server.target)}
+    clients = {way: AsyncClient(server.target, transport=way) for way in ("unary", "stream")}
     costs: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for client in clients.values():
         await through_client(client, layer, x, in_flight=in_flight, seconds=WARMUP_SECONDS)

@@ -138,9 +138,8 @@ class FakeServicer(pb_grpc.QuantizedLinearServicer):
         return self.info
 
 
-@pytest.fixture
-def fake() -> Iterator[FakeServicer]:
-    """A fake server that listens at `fake.target`."""
+def serving() -> Iterator[FakeServicer]:
+    """A fake server that listens at its `target`, until the generator is closed."""
     servicer = FakeServicer()
     # Messages of any size: what a client may receive is the client's limit in these tests.
     unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -151,6 +150,18 @@ def fake() -> Iterator[FakeServicer]:
     yield servicer
     servicer.released.set()
     server.stop(None).wait()
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeServicer]:
+    """A fake server that listens at `fake.target`."""
+    yield from serving()
+
+
+@pytest.fixture
+def other_fake() -> Iterator[FakeServicer]:
+    """A second one."""
+    yield from serving()
 
 
 class Blocking:

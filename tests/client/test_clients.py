@@ -4,6 +4,7 @@ Each test runs twice: the async client is driven by an event loop behind a block
 """
 
 import inspect
+import time
 from typing import Any
 
 import grpc
@@ -114,6 +115,38 @@ def test_receive_limit_grows_to_what_the_server_may_send(
     fake.info.max_response_bytes = 16_000
     client.server_info()
     assert client.matmul("toy/a", x).shape == (1000, 4)
+
+
+@pytest.mark.parametrize("beyond", [-1, 0, 1])
+def test_answers_up_to_the_receive_limit_arrive(
+    connect: Any, fake: Any, transport: str, monkeypatch: pytest.MonkeyPatch, beyond: int
+) -> None:
+    """Larger than the 4 MiB that gRPC takes by default, and to the byte."""
+    rows = 5 << 16  # of 16 bytes
+    x = np.ones((rows, 6), np.float32)
+    y = np.float32(x @ fake.layers["toy/a"].T)
+    tensor = pb.Tensor(dtype=pb.DTYPE_F32, shape=y.shape, data=y.tobytes())
+    fake.reply = pb.MatMulResponse(y=[tensor])
+    streamed = pb.StreamResponse(request_id=1, result=fake.reply)
+    size = (streamed if transport == "stream" else fake.reply).ByteSize()
+    for place in ("qlinear_client._core", "qlinear_client._config"):
+        monkeypatch.setattr(f"{place}.DEFAULT_RECEIVE_BYTES", size - beyond)
+    fake.info.MergeFrom(pb.GetServerInfoResponse(max_response_bytes=1000, max_request_rows=rows))
+    client = connect(fake.target, max_retries=0)
+    if beyond > 0:
+        with pytest.raises(ResourceExhausted, match=f"{size} vs. {size - 1}"):
+            client.matmul("toy/a", x)
+    else:
+        assert np.array_equal(client.matmul("toy/a", x), y)
+
+
+def test_calls_are_spread_over_all_addresses(fake: Any, other_fake: Any) -> None:
+    """A client of replicas behind one name must not stay with the first that it finds."""
+    gives_up = time.monotonic() + 10
+    with Client(f"ipv4:{fake.target},{other_fake.target}", transport="unary") as client:
+        while not (fake.requests and other_fake.requests):
+            client.matmul("toy/a", np.ones((1, 6), np.float32))
+            assert time.monotonic() < gives_up, "every call went to one of two servers"
 
 
 def test_statuses_arrive_as_their_classes(connect: Any, fake: Any, transport: str) -> None:

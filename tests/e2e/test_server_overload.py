@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from running_server import WAIT_SECONDS, K, Running, Start, assert_close, trailers
 
+from qlinear_client import AsyncClient, ResourceExhausted
 from qlinear_service.config import LimitsConfig
 from qlinear_service.transport import LocalTransport
 
@@ -151,3 +153,34 @@ async def test_a_bug_of_ours_is_internal_and_never_a_hang(
     assert f"incident={error.details().rsplit(' ', 1)[-1]}" in caplog.text
     await running.lives_on()
     assert await running.server._lifecycle.admitted.wait_none(WAIT_SECONDS)
+
+
+@pytest.mark.parametrize("transport", ["stream", "unary"])
+async def test_8000_calls_at_once_are_answered_or_told_to_come_again(
+    start: Start, transport: str
+) -> None:
+    """Of ten clients, and far more than may wait: none is lost, none brings anything down."""
+    running = await start(limits=LIMITS)
+    expected = running.expected("one/up", X)
+
+    async def of_one(client: AsyncClient) -> int:
+        calls = [client.matmul("one/up", X) for _ in range(800)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, ResourceExhausted):
+                assert answer.retry_after_seconds is not None
+            else:
+                assert_close(answer, expected)
+        return sum(isinstance(answer, torch.Tensor) for answer in answers)
+
+    async with AsyncExitStack() as stack:
+        target = f"127.0.0.1:{running.port}"
+        clients = [
+            await stack.enter_async_context(
+                AsyncClient(target, transport=transport, timeout=60, max_retries=0)
+            )
+            for _ in range(10)
+        ]
+        answered = sum(await asyncio.gather(*map(of_one, clients)))
+    assert 0 < answered < 8000
+    await running.lives_on()

@@ -55,3 +55,23 @@ def test_the_grpc_packages_are_pinned_together() -> None:
     grpc = {name: pin for name, pin in pins().items() if name.startswith("grpcio")}
     assert len(grpc) >= 4
     assert set(grpc.values()) == {"1.78.2"}
+
+
+def test_generated_modules_load_on_the_oldest_versions_that_are_allowed() -> None:
+    """Both refuse, at import, a runtime that is older than what has generated them."""
+    oldest = {}
+    for entry in PROJECT["dependencies"]:
+        name, _, bounds = entry.partition(">=")
+        oldest[name] = tuple(map(int, bounds.split(",")[0].split(".")))
+    folder = ROOT / "proto/qlinear/v1"
+    found = re.search(
+        r"ValidateProtobufRuntimeVersion\(\s*\S+PUBLIC,\s*(\d+),\s*(\d+),\s*(\d+)",
+        (folder / "linear_pb2.py").read_text(),
+    )
+    assert found is not None
+    assert tuple(map(int, found.groups())) <= oldest["protobuf"]
+    made = re.search(
+        r"GRPC_GENERATED_VERSION = '([\d.]+)'", (folder / "linear_pb2_grpc.py").read_text()
+    )
+    assert made is not None
+    assert tuple(map(int, made[1].split("."))) <= oldest["grpcio"]

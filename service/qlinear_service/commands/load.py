@@ -57,7 +57,9 @@ def run(args: argparse.Namespace) -> int:
 
 async def _run(args: argparse.Namespace) -> int:
     seed = random.randrange(1 << 32) if args.seed is None else args.seed
-    async with AsyncClient(args.target) as client:
+    # Without retries: what the server refuses is to be seen, not smoothed over.
+    chosen = {} if args.transport == "auto" else {"transport": args.transport}
+    async with AsyncClient(args.target, max_retries=0, **chosen) as client:
         info = await client.server_info()
         layers = _chosen(await client.list_layers(), args.layer)
         if max(args.rows) > info.max_request_rows:
@@ -127,7 +129,7 @@ class _Load:
             target=args.target,
             server_version=info.version,
             device=info.device,
-            transport="unary",
+            transport=args.transport,
             loop="open" if is_open else "closed",
             concurrency=None if is_open else args.concurrency,
             rate_per_second=args.rate,

@@ -45,6 +45,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--duration", type=_positive, default=10.0, metavar="S", help="seconds (default: 10)")
     add("--warmup", type=_seconds, default=1.0, metavar="S", help="not counted (default: 1)")
     add("--timeout", type=_positive, default=5.0, metavar="S", help="of a call (default: 5)")
+    add(
+        "--transport",
+        choices=["auto", "unary", "stream"],
+        default="auto",
+        help="how calls travel; auto is the client's own choice (default: auto)",
+    )
     add("--seed", type=int, metavar="N", help="repeats the traffic of an earlier run")
     add(
         "--max-in-flight",
