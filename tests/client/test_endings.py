@@ -123,15 +123,16 @@ def test_clients_in_several_event_loops_get_their_own_answers(fake: Any, transpo
     """All loops of a process share grpc.aio's one poller (grpc/grpc#25364).
 
     Each wakes for the others' events and hands its exception handler a BlockingIOError if it comes
-    too late. That is noise of grpc's; every answer must be there, and nothing else may be reported.
+    too late, or a RuntimeError if the other loop has closed. That is noise of grpc's; every answer
+    must be there, and nothing else may be reported.
     """
     rows = np.random.default_rng(5).integers(-9, 9, (3, 100, 1, 6)).astype(np.float32)
     results: dict[int, list[np.ndarray]] = {}
-    reported: list[Any] = []
+    reported: list[str] = []
 
     async def calls(number: int) -> None:
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: reported.append(context["exception"]))
+        loop.set_exception_handler(lambda _, context: reported.append(context["message"]))
         async with AsyncClient(fake.target, timeout=30, transport=transport) as client:
             waiting = [client.matmul("toy/a", row) for row in rows[number]]
             results[number] = await asyncio.gather(*waiting)
@@ -144,4 +145,4 @@ def test_clients_in_several_event_loops_get_their_own_answers(fake: Any, transpo
     for i, own in enumerate(rows):
         for row, y in zip(own, results[i], strict=True):
             assert np.array_equal(y, row @ fake.layers["toy/a"].T)
-    assert {type(error) for error in reported} <= {BlockingIOError}
+    assert [text for text in reported if "PollerCompletionQueue._handle_events" not in text] == []

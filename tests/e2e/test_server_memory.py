@@ -1,6 +1,7 @@
 """The memory of a real server process: malloc as it was pinned, and no growth over many calls."""
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -21,7 +22,10 @@ from qlinear_service.packed import write_packed
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="they read /proc")
 
 WAIT_SECONDS = 60
-PAGE_BYTES = 4096
+# The choices of whoever runs the tests count more than the server's own.
+ENVIRONMENT = {
+    name: word for name, word in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))
+}
 
 
 @dataclass
@@ -49,7 +53,7 @@ def serving(tmp_path: Path) -> Iterator[Serving]:
     ports = ["--port", "0", "--metrics-port", "-1", "--drain-delay-seconds", "0"]
     command = [sys.executable, "-m", "qlinear_service", "serve", str(model), "--torch-only", *ports]
     with ExitStack() as stack:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
         stack.enter_context(process)
         stack.callback(process.send_signal, signal.SIGTERM)
         assert process.stdout is not None
@@ -64,7 +68,7 @@ def request(rows: int) -> pb.MatMulRequest:
 
 
 def test_large_messages_cost_no_new_pages(serving: Serving) -> None:
-    """By default malloc maps each of them anew, and returns it: 512 faults for each 2 MiB copy."""
+    """By default malloc returns freed megabytes to the kernel, and has to be given them anew."""
     large = request((2 << 20) // (K * 2))
     with grpc.insecure_channel(serving.target) as channel:
         stub = pb_grpc.QuantizedLinearStub(channel)
@@ -74,7 +78,8 @@ def test_large_messages_cost_no_new_pages(serving: Serving) -> None:
         for _ in range(50):
             stub.MatMul(large, timeout=WAIT_SECONDS)
     faults_per_call = (serving.minor_faults() - before) / 50
-    assert faults_per_call < len(large.x.data) / PAGE_BYTES / 4
+    # 0.2 as it is, 33 with malloc's own thresholds that adapt, 2700 with fixed ones.
+    assert faults_per_call < 8
 
 
 async def test_memory_does_not_grow_with_calls(serving: Serving) -> None:
