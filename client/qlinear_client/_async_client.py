@@ -24,7 +24,7 @@ from qlinear_client._config import (
     DEFAULT_TRANSPORT,
     channel_options,
 )
-from qlinear_client._errors import CallError, Cancelled
+from qlinear_client._errors import CallError, Cancelled, DeadlineExceeded
 from qlinear_client._info import LayerInfo, ServerInfo
 from qlinear_client._retries import Retries, SendAlone
 
@@ -65,6 +65,7 @@ class AsyncClient:
     ) -> None:
         self._session = _core.Session(target, timeout, transport=transport, max_retries=max_retries)
         self._closed = False
+        self._asking = asyncio.Lock()
         self._channels: list[grpc.aio.Channel] = []
         self._stub: QuantizedLinearAsyncStub | None = None
         self._opened_bytes = 0
@@ -121,7 +122,7 @@ class AsyncClient:
         """
         call = _core.prepare_matmul(layer, x, output_dtype=output_dtype, priority=priority)
         deadline = self._session.deadline(timeout)
-        info = self._session.info or await self._fetch_info(deadline)
+        info = self._session.info or await self._first_info(deadline)
         # Before refusing, ask once more: the server may have been restarted with larger limits.
         if call.refusal(info) and (refusal := call.refusal(await self._fetch_info(deadline))):
             raise refusal
@@ -159,6 +160,18 @@ class AsyncClient:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
+
+    async def _first_info(self, deadline: _core.Deadline) -> ServerInfo:
+        """Return what the server says of itself, asked once for all calls of a first burst."""
+        try:
+            async with asyncio.timeout(deadline.remaining_seconds()):
+                await self._asking.acquire()
+        except TimeoutError:
+            raise DeadlineExceeded("the deadline passed while the server was asked") from None
+        try:
+            return self._session.info or await self._fetch_info(deadline)
+        finally:
+            self._asking.release()
 
     async def _fetch_info(self, deadline: _core.Deadline) -> ServerInfo:
         request = pb.GetServerInfoRequest()
@@ -234,6 +247,10 @@ class AsyncClient:
             return await method(request, timeout=deadline.remaining_seconds())
         except grpc.RpcError as error:
             raise _core.call_error(error) from error
+        except grpc.aio.UsageError:
+            if self._closed:  # while this call waited for its next attempt
+                raise Cancelled("the client was closed while the call waited") from None
+            raise
         except asyncio.CancelledError:
             # Closing the channel cancels the call, not the task: only then it is an error of ours.
             task = asyncio.current_task()

@@ -22,7 +22,7 @@ from qlinear_client._config import (
     DEFAULT_TRANSPORT,
     channel_options,
 )
-from qlinear_client._errors import CallError, Cancelled
+from qlinear_client._errors import CallError, Cancelled, DeadlineExceeded
 from qlinear_client._info import LayerInfo, ServerInfo
 from qlinear_client._retries import Retries, SendAlone
 from qlinear_client._sync_stream import SyncStream
@@ -60,6 +60,7 @@ class Client:
         max_retries: int = DEFAULT_MAX_RETRIES,
     ) -> None:
         self._session = _core.Session(target, timeout, transport=transport, max_retries=max_retries)
+        self._asking = threading.Lock()
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._channels: list[grpc.Channel] = []
@@ -118,7 +119,7 @@ class Client:
         """
         call = _core.prepare_matmul(layer, x, output_dtype=output_dtype, priority=priority)
         deadline = self._session.deadline(timeout)
-        info = self._session.info or self._fetch_info(deadline)
+        info = self._session.info or self._first_info(deadline)
         # Before refusing, ask once more: the server may have been restarted with larger limits.
         if call.refusal(info) and (refusal := call.refusal(self._fetch_info(deadline))):
             raise refusal
@@ -157,6 +158,16 @@ class Client:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _first_info(self, deadline: _core.Deadline) -> ServerInfo:
+        """Return what the server says of itself, asked once for all calls of a first burst."""
+        left = deadline.remaining_seconds()
+        if not self._asking.acquire(timeout=-1 if left is None else left):
+            raise DeadlineExceeded("the deadline passed while the server was asked")
+        try:
+            return self._session.info or self._fetch_info(deadline)
+        finally:
+            self._asking.release()
 
     def _fetch_info(self, deadline: _core.Deadline) -> ServerInfo:
         request = pb.GetServerInfoRequest()

@@ -59,8 +59,12 @@ def receive_bytes_for(max_response_bytes: int) -> int:
 
 def channel_options(receive_bytes: int) -> list[tuple[str, str | int]]:
     """Return the gRPC channel options of a client that accepts messages up to `receive_bytes`."""
-    # Spread calls over all addresses that the name resolves to (replicas behind one name).
-    service_config = '{"loadBalancingConfig": [{"round_robin": {}}]}'
+    # Spread calls over all addresses that the name resolves to (replicas behind one name), and
+    # leave a server as soon as its health says that it drains, before it refuses anything.
+    service_config = (
+        '{"loadBalancingConfig": [{"round_robin": {}}],'
+        ' "healthCheckConfig": {"serviceName": "readiness"}}'
+    )
     return [
         ("grpc.primary_user_agent", f"qlinear-client/{VERSION}"),
         ("grpc.max_receive_message_length", receive_bytes),

@@ -55,7 +55,9 @@ class SyncStream:
     """
 
     def __init__(self, method: Callable[[Iterator[pb.StreamRequest]], Any]) -> None:
-        self._lock = threading.Lock()
+        # Reentrant: the garbage collector may close an unclosed client's streams at any moment,
+        # also while this very thread holds the lock.
+        self._lock = threading.RLock()
         self._core: StreamCore[_Waiter] = StreamCore()
         self._wakes: queue.SimpleQueue[bool] = queue.SimpleQueue()  # False: send no more
         self._finishing = False

@@ -189,7 +189,14 @@ class Batcher:
             self._finish(alone, result)
 
     async def _compute(self, batch: Batch) -> BatchResult:
-        result = await self._run_batch(batch)
+        try:
+            result = await self._run_batch(batch)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Something inside was cancelled, this loop was not: that is a failure like any other.
+            raise RuntimeError("the computation was cancelled from inside") from error
         if len(result.rows) != len(batch.parts):
             raise RuntimeError(f"{len(result.rows)} results for {len(batch.parts)} parts")
         self._metrics.batch_finished(

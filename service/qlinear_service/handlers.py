@@ -156,4 +156,8 @@ async def _abort_with(error: BaseException, method: str, context: Context) -> No
     if status.retry_after_seconds is not None:
         milliseconds = max(1, round(status.retry_after_seconds * 1000))
         trailers = (("grpc-retry-pushback-ms", str(milliseconds)),)
-    await context.abort(status.code, status.text, trailers)
+    try:
+        await context.abort(status.code, status.text, trailers)
+    except grpc.aio.InternalError:
+        # gRPC ended the call a moment ago, at its deadline or as its client left: nobody to tell.
+        raise grpc.aio.AbortError from None

@@ -1,6 +1,6 @@
 """The life of the server in one place: its phase, and how many calls are in.
 
-Interceptors ask it whether a call may enter and tell it when the call has left; the server moves
+Handlers ask it whether a call may enter and tell it when the call has left; the server moves
 the phase and waits for the last one. Event loop only; knows no grpc.
 """
 

@@ -29,7 +29,7 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
 class LinearServicer:
-    """One object for all calls. `methods` says what its methods take and return on the wire.
+    """One object for all calls; `handlers.py` says what its methods take and return on the wire.
 
     Args:
         limits: what one call may hold.

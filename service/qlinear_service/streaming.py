@@ -32,6 +32,8 @@ METHOD = "MatMulStream"
 
 GOING_AWAY = linear_pb2.StreamResponse(going_away=linear_pb2.GoingAway()).SerializeToString()
 
+NO_BYTES = memoryview(b"")
+
 HANGUP_SECONDS = 5.0
 """How long to wait for gRPC to say that the client is gone once a write has shown it."""
 
@@ -61,7 +63,7 @@ class _Call:
 
     def settle(self, future: asyncio.Future[list[Outcome]]) -> None:
         """Answer with what the future holds."""
-        if future.cancelled():
+        if future.cancelled() or self.is_finished:
             return  # the stream has ended and dropped the call
         error = future.exception()
         if error is None:
@@ -228,6 +230,8 @@ class CallStream:
         call.carried = self._serving.transport.submit(
             checked, deadline=deadline, traceparent=traceparent
         )
+        # The activations are in their slot: a view of them here would keep the whole message.
+        call.checked = CheckedRequest(checked.plan, NO_BYTES)
         call.held_bytes = checked.plan.response_bytes
         self._held_bytes += call.held_bytes
         call.carried.future.add_done_callback(call.settle)
@@ -264,6 +268,7 @@ class CallStream:
                 self._serving.transport.drop(call.carried)
             if not call.is_finished:
                 call.count("DEADLINE_EXCEEDED" if is_late else "CANCELLED")
+                call.is_finished = True
         self._unanswered.clear()
         self._finished.clear()
 

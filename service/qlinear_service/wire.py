@@ -27,6 +27,10 @@ __all__ = [
 VIEW_FROM_BYTES = 64 * 1024
 """Reading a header here costs some 4 us more than in protobuf; from here on its copies do."""
 
+MOST_REPEATED = 4096
+"""Names and dimensions that are read of one message; no call may have nearly as many, and a message
+of the largest size holds millions, which would hold up the event loop for seconds."""
+
 Parts = list[bytes | memoryview]
 """Bytes that follow each other on the wire."""
 
@@ -42,11 +46,12 @@ class CallFields(NamedTuple):
 
     layer: str
     layers: tuple[str, ...]
+    """The first `MOST_REPEATED` of them."""
     output_dtype: int
     priority: int
     x_dtype: int
     shape: tuple[int, ...] | None
-    """None: x is missing."""
+    """The first `MOST_REPEATED` dimensions; None: x is missing."""
     data: memoryview
 
 
@@ -136,11 +141,11 @@ def _fields_of(message: linear_pb2.MatMulRequest) -> CallFields:
     x = message.x
     return CallFields(
         message.layer,
-        tuple(message.layers),
+        tuple(message.layers[:MOST_REPEATED]),
         message.output_dtype,
         message.priority,
         x.dtype,
-        tuple(x.shape) if has_x else None,
+        tuple(x.shape[:MOST_REPEATED]) if has_x else None,
         memoryview(x.data),  # each access to a bytes field copies it: once only
     )
 
@@ -167,6 +172,8 @@ def _view_call(raw: memoryview, at: int, end: int) -> CallFields:
             layer = str(raw[at:stop], "utf-8")
         elif tag == 2 * 8 + _BYTES:
             layers.append(str(raw[at:stop], "utf-8"))
+            if len(layers) > MOST_REPEATED:
+                raise _Unexpected
         elif tag == 3 * 8 + _VARINT:
             output_dtype = _small(value)
         elif tag == 4 * 8 + _VARINT:
@@ -191,7 +198,7 @@ def _view_tensor(raw: memoryview, at: int, end: int) -> tuple[int, tuple[int, ..
         elif tag == 2 * 8 + _VARINT:
             shape.append(_signed(value))
         elif tag == 2 * 8 + _BYTES:
-            while at < stop:
+            while at < stop and len(shape) <= MOST_REPEATED:
                 dim, at = _read_varint(raw, at, stop)
                 shape.append(_signed(dim))
         elif tag == _X_OR_DATA_OR_CALL:
@@ -199,6 +206,8 @@ def _view_tensor(raw: memoryview, at: int, end: int) -> tuple[int, tuple[int, ..
         else:
             raise _Unexpected
         at = stop
+    if len(shape) > MOST_REPEATED:
+        raise _Unexpected
     return dtype, tuple(shape), data
 
 

@@ -173,3 +173,19 @@ async def test_a_deadline_that_passes_during_a_failing_batch_is_kept(make: Any) 
     assert isinstance(second, DeadlineExceeded)
     check(items[2], third[0])
     assert [len(batch) for batch in harness.batches] == [1, 3, 1, 1]
+
+
+async def test_a_computation_that_is_cancelled_from_inside_is_a_failure_like_any_other(
+    make: Any,
+) -> None:
+    harness = make()
+
+    def cancelled(batch: Batch) -> None:
+        raise asyncio.CancelledError
+
+    harness.on_batch = cancelled
+    with pytest.raises(EngineFailure):
+        await asyncio.wait_for(harness.submit(harness.item()), 5)
+    harness.on_batch = lambda batch: None
+    item = harness.item()
+    check(item, (await asyncio.wait_for(harness.submit(item), 5))[0])

@@ -1,5 +1,7 @@
 """Reading calls without copying says what protobuf says, of every message and every broken one."""
 
+import time
+
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
@@ -126,3 +128,19 @@ def test_what_is_written_is_what_protobuf_reads(
     assert pb.MatMulResponse.FromString(b"".join(parts)) == expected
     response = pb.StreamResponse.FromString(wire.stream_result(request_id, parts))
     assert response == pb.StreamResponse(request_id=request_id, result=expected)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\x12\x01a" * 3_000_000,
+        pb.MatMulRequest(x=pb.Tensor(shape=[1] * 10_000_000)).SerializeToString(),
+    ],
+    ids=["names", "dimensions"],
+)
+def test_millions_of_names_or_dimensions_do_not_hold_up_the_event_loop(raw: bytes) -> None:
+    """In processor time, as a busy machine must not decide; reading all of them took seconds."""
+    started = time.process_time()
+    fields = wire.read_call(raw)
+    assert time.process_time() - started < 1.0
+    assert max(len(fields.layers), len(fields.shape or ())) == wire.MOST_REPEATED
