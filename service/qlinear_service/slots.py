@@ -11,10 +11,14 @@ from dataclasses import dataclass
 from qlinear_service.config import size_class
 from qlinear_service.errors import Overloaded
 
-__all__ = ["Slab", "Slot"]
+__all__ = ["KEPT_WHEN_IDLE_BYTES", "Slab", "Slot"]
 
 RETRY_AFTER_SECONDS = 0.1
 """Some tens of batches of a large layer: by then a working server has given slots back."""
+
+KEPT_WHEN_IDLE_BYTES = 64 << 20
+"""What stays allocated when nothing is held: a burst of large calls must not cost a gibibyte for
+ever, and the next calls of usual size should find their buffers."""
 
 MAPPED_FROM_BYTES = 128 * 1024
 """Larger buffers are mapped: untouched pages cost nothing. Smaller ones would waste a page each
@@ -40,8 +44,8 @@ class _Record:
 class Slab:
     """Slots of powers of two bytes from 1 KiB on; their sum never exceeds the capacity.
 
-    Buffers are allocated at first use, kept for the next call of their size class, and dropped
-    only when another class needs the room.
+    Buffers are allocated at first use, kept for the next call of their size class, and dropped when
+    another class needs the room or, but for some, when nothing is held any more.
 
     Args:
         capacity_bytes: most bytes of all buffers together, used or kept.
@@ -108,6 +112,8 @@ class Slab:
         self._used_bytes -= record.class_bytes
         self._kept_bytes += record.class_bytes
         self._kept.setdefault(record.class_bytes, []).append(slot.index)
+        if self._used_bytes == 0:
+            self._drop_kept(KEPT_WHEN_IDLE_BYTES)
 
     def _held(self, slot: Slot) -> _Record:
         record = self._records[slot.index]
@@ -119,7 +125,7 @@ class Slab:
         if self._kept.get(class_bytes):
             self._kept_bytes -= class_bytes
             return self._kept[class_bytes].pop()
-        self._make_room(class_bytes)
+        self._drop_kept(self._capacity_bytes - self._used_bytes - class_bytes)
         if self._bare:
             index = self._bare.pop()
         else:
@@ -131,11 +137,13 @@ class Slab:
         record.class_bytes = class_bytes
         return index
 
-    def _make_room(self, class_bytes: int) -> None:
-        """Drop kept buffers, largest first, until `class_bytes` more fit into the capacity."""
+    def _drop_kept(self, most_bytes: int) -> None:
+        """Drop kept buffers, largest first, until at most `most_bytes` of them are left."""
+        if self._kept_bytes <= most_bytes:
+            return
         for kept_class in sorted(self._kept, reverse=True):
             indexes = self._kept[kept_class]
-            while indexes and self.allocated_bytes + class_bytes > self._capacity_bytes:
+            while indexes and self._kept_bytes > most_bytes:
                 index = indexes.pop()
                 self._records[index].buffer = None
                 self._kept_bytes -= kept_class

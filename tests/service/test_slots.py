@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from qlinear_service.errors import Overloaded
-from qlinear_service.slots import MAPPED_FROM_BYTES, Slab, Slot
+from qlinear_service.slots import KEPT_WHEN_IDLE_BYTES, MAPPED_FROM_BYTES, Slab, Slot
 
 KIB = 1024
 
@@ -125,3 +125,17 @@ class SlabMachine(RuleBasedStateMachine):
 
 
 TestSlabMachine = SlabMachine.TestCase
+
+
+def test_a_burst_of_large_calls_is_given_back_when_all_have_left() -> None:
+    slab = Slab(capacity_bytes=1 << 30, largest_bytes=32 << 20)
+    slots = [slab.acquire(16 << 20) for _ in range(10)]
+    small = slab.acquire(1000)
+    for slot in slots:
+        slab.release(slot)
+    assert slab.allocated_bytes == 160 * (1 << 20) + 1024
+    slab.release(small)
+    assert slab.allocated_bytes <= KEPT_WHEN_IDLE_BYTES
+    assert slab.used_bytes == 0
+    again = slab.acquire(16 << 20)
+    assert len(slab.view(again)) == 16 << 20
