@@ -20,6 +20,9 @@ M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 M_ARENA_MAX = -8
 
+KEPT_BYTES = 256 << 20
+"""Free memory that stays with the process: some of the largest messages, not all of a burst."""
+
 LISTENER_EXPERIMENT_SINCE = (1, 80)
 """From this grpcio release on its new listener costs up to 1.6 x CPU per call (grpc/grpc#43092)."""
 
@@ -43,7 +46,10 @@ def tune_process(environ: MutableMapping[str, str]) -> None:
         raise RuntimeError("tune_process must run before grpc is imported")
     _pin_malloc(environ)
     release = tuple(int(part) for part in version("grpcio").split(".")[:2])
-    if release >= LISTENER_EXPERIMENT_SINCE:
+    if release >= KEPT_BYTES = 256 << 20
+"""Free memory that stays with the process: some of the largest messages, not all of a burst."""
+
+LISTENER_EXPERIMENT_SINCE:
         environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener")
     # Threads that wait for the next multiplication would otherwise spin, which on a machine that
     # does anything else takes the very core that the working thread needs: 40 times as long.
@@ -76,7 +82,7 @@ def _pin_malloc(environ: MutableMapping[str, str]) -> None:
         return
     pinned = (
         mallopt(M_MMAP_THRESHOLD, 1 << 30),
-        mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1),
+        mallopt(M_TRIM_THRESHOLD, KEPT_BYTES),
         mallopt(M_ARENA_MAX, 1),
     )
     if not all(pinned):
