@@ -46,10 +46,7 @@ def tune_process(environ: MutableMapping[str, str]) -> None:
         raise RuntimeError("tune_process must run before grpc is imported")
     _pin_malloc(environ)
     release = tuple(int(part) for part in version("grpcio").split(".")[:2])
-    if release >= KEPT_BYTES = 256 << 20
-"""Free memory that stays with the process: some of the largest messages, not all of a burst."""
-
-LISTENER_EXPERIMENT_SINCE:
+    if release >= LISTENER_EXPERIMENT_SINCE:
         environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener")
     # Threads that wait for the next multiplication would otherwise spin, which on a machine that
     # does anything else takes the very core that the working thread needs: 40 times as long.
