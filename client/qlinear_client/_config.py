@@ -29,8 +29,9 @@ TRANSPORTS = ("stream", "unary")
 
 DEFAULT_TRANSPORT = "stream"
 
-DEFAULT_MAX_RETRIES = 4
-"""With the pauses between them about a second: a restart behind a balancer, not an outage."""
+DEFAULT_MAX_RETRIES = 6
+"""With the pauses between them about two seconds: longer than a server that drains refuses calls
+before it hangs up, so that what is left of a call's attempts goes to the others."""
 
 
 class Default(Enum):
@@ -59,12 +60,10 @@ def receive_bytes_for(max_response_bytes: int) -> int:
 
 def channel_options(receive_bytes: int) -> list[tuple[str, str | int]]:
     """Return the gRPC channel options of a client that accepts messages up to `receive_bytes`."""
-    # Spread calls over all addresses that the name resolves to (replicas behind one name), and
-    # leave a server as soon as its health says that it drains, before it refuses anything.
-    service_config = (
-        '{"loadBalancingConfig": [{"round_robin": {}}],'
-        ' "healthCheckConfig": {"serviceName": "readiness"}}'
-    )
+    # Spread calls over all addresses that the name resolves to (replicas behind one name). Not with
+    # gRPC's own health checking of them: with it the process crashed now and then, inside grpcio
+    # 1.78.2, when a server went away.
+    service_config = '{"loadBalancingConfig": [{"round_robin": {}}]}'
     return [
         ("grpc.primary_user_agent", f"qlinear-client/{VERSION}"),
         ("grpc.max_receive_message_length", receive_bytes),

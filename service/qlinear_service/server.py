@@ -54,7 +54,7 @@ QUIET_SECONDS = 0.2
 """`server.stop` meets calls that arrive meanwhile with CANCELLED, so they are refused in our own
 words until none has come for this long: a caller that has just got its answer sends the next."""
 
-MOST_QUIET_SECONDS = 2.0
+MOST_QUIET_SECONDS = 1.0
 """Callers that never pause cannot keep the server from stopping."""
 
 

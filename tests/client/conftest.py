@@ -16,9 +16,6 @@ import grpc
 import ml_dtypes
 import numpy as np
 import pytest
-from grpc_health.v1.health import HealthServicer
-from grpc_health.v1.health_pb2 import HealthCheckResponse
-from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from qlinear.v1 import linear_pb2 as pb
 from qlinear.v1 import linear_pb2_grpc as pb_grpc
@@ -148,9 +145,6 @@ def serving() -> Iterator[FakeServicer]:
     unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=8), options=unlimited)
     pb_grpc.add_QuantizedLinearServicer_to_server(servicer, server)
-    health = HealthServicer()
-    health.set("readiness", HealthCheckResponse.SERVING)
-    add_HealthServicer_to_server(health, server)
     servicer.target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     yield servicer
