@@ -70,3 +70,13 @@ except RuntimeError as error:
     print(error)
 """
     assert "before grpc is imported" in run(code)
+
+
+def test_what_is_loaded_is_kept_from_the_garbage_collector() -> None:
+    code = """
+import gc
+from qlinear_service.process import collect_rarely
+collect_rarely()
+print(gc.get_threshold()[0], gc.get_freeze_count() > 1000, gc.isenabled())
+"""
+    assert run(code).split() == ["50000", "True", "True"]
