@@ -21,8 +21,8 @@ from resident_weights import resident_ratio
 
 from qlinear_service.dtypes import DType
 from qlinear_service.kernels import reference
+from qlinear_service.kernels.backends import Kernels, load_kernels
 from qlinear_service.kernels.build import default_cache_dir
-from qlinear_service.kernels.library import Kernels, load_kernels
 from qlinear_service.kernels.packing import pack
 from qlinear_service.kernels.torch_types import to_torch
 from qlinear_service.layers import LogicalLayer

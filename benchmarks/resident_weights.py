@@ -15,8 +15,8 @@ from processes import status_bytes
 from random_model import write_model
 
 from qlinear_service.dtypes import DType
+from qlinear_service.kernels.backends import Kernels, load_kernels
 from qlinear_service.kernels.build import default_cache_dir
-from qlinear_service.kernels.library import Kernels, load_kernels
 from qlinear_service.layers import QuantizedLinear
 from qlinear_service.packed import PackedFile
 

@@ -5,7 +5,7 @@ import torch
 
 from qlinear_service.dtypes import DType
 from qlinear_service.kernels import packing, reference
-from qlinear_service.kernels.library import CpuBody, CpuKernels, Kernels
+from qlinear_service.kernels.backends import CpuBody, CpuKernels, Kernels
 from qlinear_service.kernels.torch_types import to_torch
 from qlinear_service.layers import LogicalLayer
 

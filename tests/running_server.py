@@ -17,7 +17,7 @@ from qlinear.v1 import linear_pb2_grpc as pb_grpc
 from qlinear_service.config import ServerConfig, ServiceConfig
 from qlinear_service.dtypes import DType
 from qlinear_service.kernels import reference
-from qlinear_service.kernels.library import TorchKernels
+from qlinear_service.kernels.backends import TorchKernels
 from qlinear_service.kernels.packing import pack
 from qlinear_service.kernels.torch_types import to_torch
 from qlinear_service.layers import LayerRegistry, QuantizedLinear

@@ -16,7 +16,7 @@ from qlinear_service.config import LimitsConfig
 from qlinear_service.dtypes import DType
 from qlinear_service.errors import InvalidRequest, TooLarge
 from qlinear_service.layers import LayerSpec
-from qlinear_service.wire import CallFields, tensor_head
+from qlinear_service.wire import MOST_REPEATED, CallFields, tensor_head
 
 __all__ = [
     "CallPlan",
@@ -105,7 +105,7 @@ class Checker:
         # Before they are looked up, and not remembered: a message holds a million short names.
         if len(asked) > self._limits.max_request_layers:
             raise TooLarge(
-                f"layers has {len(asked)} names; at most {self._limits.max_request_layers} are "
+                f"layers has {_count(asked)} names; at most {self._limits.max_request_layers} are "
                 "accepted in one call (--max-request-layers): send fewer at a time"
             )
         layers = tuple(map(self._resolve, asked))
@@ -136,6 +136,11 @@ class Checker:
             response_bytes=response_bytes,
             over_limit=_over_limit(layers, rows, x_bytes, response_bytes, self._limits),
         )
+
+
+def _count(names: Sequence[str]) -> str:
+    # Of more the wire reader does not tell how many there are.
+    return f"{len(names)} or more" if len(names) >= MOST_REPEATED else str(len(names))
 
 
 def requested_layers(request: object) -> Sequence[str]:

@@ -17,7 +17,7 @@ import torch
 
 from qlinear_service.batching import Batch, Part
 from qlinear_service.config import size_class
-from qlinear_service.kernels.library import Kernels
+from qlinear_service.kernels.backends import Kernels
 from qlinear_service.kernels.torch_types import to_torch
 from qlinear_service.layers import LayerRegistry
 from qlinear_service.results import BatchResult

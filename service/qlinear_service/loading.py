@@ -14,7 +14,7 @@ import torch
 from qlinear_service import models, probe
 from qlinear_service.config import KernelConfig
 from qlinear_service.errors import CheckpointError, ConfigError
-from qlinear_service.kernels.library import Kernels, load_kernels
+from qlinear_service.kernels.backends import Kernels, load_kernels
 from qlinear_service.layers import LayerRegistry
 from qlinear_service.log_values import quoted
 from qlinear_service.roofline import Roofline

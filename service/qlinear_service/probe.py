@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from qlinear_service.dtypes import DType
-from qlinear_service.kernels.library import Kernels
+from qlinear_service.kernels.backends import Kernels
 from qlinear_service.kernels.packing import pack
 from qlinear_service.layers import LayerSpec, LogicalLayer
 from qlinear_service.roofline import Roofline

@@ -11,7 +11,7 @@ import torch
 from qlinear_service.dtypes import DType
 from qlinear_service.errors import SelfTestError
 from qlinear_service.kernels import reference
-from qlinear_service.kernels.library import Kernels
+from qlinear_service.kernels.backends import Kernels
 from qlinear_service.kernels.torch_types import from_torch, to_torch
 from qlinear_service.layers import LayerSpec, QuantizedLinear
 

@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 from qlinear.v1 import linear_pb2
 
 __all__ = [
+    "MOST_REPEATED",
     "VIEW_FROM_BYTES",
     "CallFields",
     "Parts",

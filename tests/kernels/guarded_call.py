@@ -19,7 +19,7 @@ from random_layers import random_layer
 from qlinear_service.dtypes import DType
 from qlinear_service.kernels import build, layout, packing
 from qlinear_service.kernels.abi import CpuBody, LinearParams
-from qlinear_service.kernels.library import CpuKernels
+from qlinear_service.kernels.backends import CpuKernels
 from qlinear_service.kernels.torch_types import to_torch
 from qlinear_service.layers import QuantizedLinear
 

@@ -10,9 +10,9 @@ from random_layers import random_layer
 from qlinear.v1 import linear_pb2
 from qlinear_service.dtypes import DType
 from qlinear_service.errors import BuildError
-from qlinear_service.kernels import build, library, packing
+from qlinear_service.kernels import backends, build, packing
 from qlinear_service.kernels.abi import CpuBody, GatherParams, LinearParams
-from qlinear_service.kernels.library import CpuKernels
+from qlinear_service.kernels.backends import CpuKernels
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +87,14 @@ def test_struct_mirrors_are_compared_at_load(monkeypatch: pytest.MonkeyPatch) ->
         _fields_ = (("extra", ctypes.c_int64),)
 
     path = build.build_cpu_library(build.default_cache_dir())
-    monkeypatch.setattr(library, "GatherParams", Longer)
+    monkeypatch.setattr(backends, "GatherParams", Longer)
     with pytest.raises(BuildError, match="struct sizes"):
         CpuKernels(path, threads=1)
 
 
 def test_another_layout_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     path = build.build_cpu_library(build.default_cache_dir())
-    monkeypatch.setattr(library.layout, "VERSION", 99)
+    monkeypatch.setattr(backends.layout, "VERSION", 99)
     with pytest.raises(BuildError, match="layout version"):
         CpuKernels(path, threads=1)
 

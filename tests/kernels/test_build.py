@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from qlinear_service.kernels import build, library
-from qlinear_service.kernels.library import load_kernels
+from qlinear_service.kernels import backends, build
+from qlinear_service.kernels.backends import load_kernels
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_without_a_writable_cache_nothing_stays_behind(
         def __init__(self, path: Path, *, threads: int) -> None:
             loaded.append(ctypes.CDLL(str(path)))
 
-    monkeypatch.setattr(library, "CpuKernels", Loading)
+    monkeypatch.setattr(backends, "CpuKernels", Loading)
     load_kernels(cache_dir=tmp_path / "file", threads=1)
     assert not list(temporary.iterdir())
     assert loaded[0].ql_layout_version() == 0

@@ -10,7 +10,7 @@ from random_layers import random_layer
 
 from qlinear_service.dtypes import DType
 from qlinear_service.kernels import build, layout, packing, reference
-from qlinear_service.kernels.library import CpuBody, CpuKernels, TorchKernels
+from qlinear_service.kernels.backends import CpuBody, CpuKernels, TorchKernels
 from qlinear_service.kernels.torch_types import to_torch
 from qlinear_service.layers import LogicalLayer
 

@@ -10,7 +10,7 @@ from random_layers import random_layer
 
 from qlinear_service.dtypes import DType
 from qlinear_service.kernels import build, layout, packing
-from qlinear_service.kernels.library import CpuBody, CpuKernels
+from qlinear_service.kernels.backends import CpuBody, CpuKernels
 from qlinear_service.kernels.torch_types import to_torch
 
 LIBRARY = build.build_cpu_library(build.default_cache_dir())

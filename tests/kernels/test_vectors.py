@@ -10,7 +10,7 @@ from closeness import bound_of
 from qlinear_service.checkpoints import open_checkpoint
 from qlinear_service.dtypes import DType
 from qlinear_service.kernels import build, packing
-from qlinear_service.kernels.library import CpuKernels, Kernels, TorchKernels
+from qlinear_service.kernels.backends import CpuKernels, Kernels, TorchKernels
 
 VECTORS = Path(__file__).parents[1] / "data" / "vectors"
 WITH_OUTPUTS = sorted(path.parent.name for path in VECTORS.glob("*/reference.npz"))

@@ -12,7 +12,7 @@ from qlinear_service.batching import Batch, BatchKey, Part, WorkItem
 from qlinear_service.dtypes import DType
 from qlinear_service.engine import Engine, WorkerThread
 from qlinear_service.kernels import reference
-from qlinear_service.kernels.library import TorchKernels
+from qlinear_service.kernels.backends import TorchKernels
 from qlinear_service.kernels.packing import pack
 from qlinear_service.kernels.torch_types import to_torch
 from qlinear_service.layers import LayerRegistry, QuantizedLinear

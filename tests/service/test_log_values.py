@@ -13,7 +13,7 @@ from packed_files import layers_of_every_kind, write_layers
 
 from qlinear_service import loading
 from qlinear_service.config import KernelConfig
-from qlinear_service.kernels.library import TorchKernels
+from qlinear_service.kernels.backends import TorchKernels
 from qlinear_service.log_values import quoted
 
 PAIR = re.compile(r'([a-z_]+)=("(?:[^"\\]|\\.)*"|[^ "=]+)(?: |$)')

@@ -9,7 +9,7 @@ import torch
 
 from qlinear_service import probe
 from qlinear_service.kernels import build
-from qlinear_service.kernels.library import CpuKernels, Kernels, TorchKernels
+from qlinear_service.kernels.backends import CpuKernels, Kernels, TorchKernels
 
 CPU = CpuKernels(build.build_cpu_library(build.default_cache_dir()), threads=2)
 MIB = 1 << 20

@@ -10,7 +10,7 @@ from running_server import quick_config
 
 from qlinear.v1 import linear_pb2 as pb
 from qlinear_service.dtypes import DType
-from qlinear_service.kernels.library import TorchKernels
+from qlinear_service.kernels.backends import TorchKernels
 from qlinear_service.kernels.packing import pack
 from qlinear_service.layers import LayerRegistry, QuantizedLinear
 from qlinear_service.loading import Loaded

@@ -7,7 +7,7 @@ from random_layers import random_layer
 from qlinear_service.dtypes import DType
 from qlinear_service.errors import SelfTestError
 from qlinear_service.kernels import build
-from qlinear_service.kernels.library import CpuBody, CpuKernels, TorchKernels
+from qlinear_service.kernels.backends import CpuBody, CpuKernels, TorchKernels
 from qlinear_service.kernels.packing import pack, unpack
 from qlinear_service.layers import LogicalLayer, QuantizedLinear
 from qlinear_service.selftest import run_self_test
