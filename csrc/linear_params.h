@@ -1,5 +1,5 @@
 // The host contract of the kernel library: one params struct, one status enum, plain C.
-// Kernels on every device take the same struct; ctypes mirrors it in kernels/backends.py, and a
+// Kernels on every device take the same struct; ctypes mirrors it in kernels/abi.py, and a
 // test compares sizes and offsets. Dtype numbers are those of qlinear.v1.DType.
 #pragma once
 
