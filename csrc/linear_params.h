@@ -19,6 +19,11 @@ typedef enum ql_status {
   QL_OUT_OF_MEMORY = 6,   // a scratch buffer could not be allocated
   QL_BAD_BODY = 7,        // this processor cannot run that ql_cpu_body, or there is none such
   QL_MISALIGNED = 8,      // qweight does not start at a multiple of 64 bytes
+  QL_NO_DEVICE = 9,       // no such CUDA device, or no driver that this library can use
+  QL_BAD_DEVICE = 10,     // this library holds no kernels for that GPU's architecture
+  QL_BAD_PLAN = 11,       // a plan that no kernel can run for this problem on this device
+  QL_WORKSPACE = 12,      // the workspace is null, misaligned or smaller than the plan needs
+  QL_CUDA_ERROR = 13,     // a CUDA call failed; ql_cuda_error_text() says which and where
 } ql_status;
 
 typedef enum ql_dtype { QL_F16 = 1, QL_BF16 = 2, QL_F32 = 3 } ql_dtype;

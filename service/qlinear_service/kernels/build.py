@@ -51,7 +51,7 @@ CPU_SOURCES: dict[str, tuple[str, ...]] = {
     "cpu/linear.cpp": (),
     "cpu/gather.cpp": (),
     "cpu/read_probe.cpp": (),
-    "cpu/status.cpp": (),
+    "status.cpp": (),
     "cpu/dequantize.cpp": (),
     "cpu/body_plain.cpp": (),
     "cpu/body_avx2.cpp": AVX2_FLAGS,
@@ -188,7 +188,7 @@ def _content_hash(tools: _Toolchain) -> str:
     digest = hashlib.sha256()
     digest.update(f"{tools.version}\0{CPU_FLAGS}\0{_cpu_sources()}".encode())
     # Every file that a source could include, not a list that somebody forgets to extend.
-    for source in sorted([*SOURCE_ROOT.glob("*.h"), *SOURCE_ROOT.glob("cpu/*")]):
+    for source in sorted([*SOURCE_ROOT.glob("*.[hc]*"), *SOURCE_ROOT.glob("cpu/*")]):
         digest.update(f"\0{source.name}\0".encode())
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]

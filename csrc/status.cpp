@@ -1,4 +1,4 @@
-// Status texts, the layout version and the sizes that callers check.
+// Status texts, the layout version and the sizes that callers check; part of both libraries.
 #include "layout.h"
 #include "linear_params.h"
 
@@ -22,6 +22,16 @@ extern "C" const char* ql_status_text(int status) {
       return "this processor cannot run that body, or not for these bits";
     case QL_MISALIGNED:
       return "qweight does not start at a multiple of 64 bytes";
+    case QL_NO_DEVICE:
+      return "there is no such CUDA device, or no driver that this library can use";
+    case QL_BAD_DEVICE:
+      return "this library holds no kernels for that GPU's architecture";
+    case QL_BAD_PLAN:
+      return "no kernel can run this plan for this problem on this device";
+    case QL_WORKSPACE:
+      return "the workspace is null, misaligned or smaller than the plan needs";
+    case QL_CUDA_ERROR:
+      return "a CUDA call failed";
     default:
       return "unknown status";
   }

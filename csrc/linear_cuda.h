@@ -1,0 +1,120 @@
+// The GPU half of the host contract: which devices there are, how a product is cut into work (the
+// plan), and launches that neither allocate, synchronise nor read anything back. Plain C; the
+// structs it shares with the CPU stand in linear_params.h, the mirror in kernels/cuda_abi.py.
+//
+// A workspace is a piece of device memory of ql_cuda_workspace_bytes() bytes. Set it to zero once;
+// every launch leaves its counters at zero. Launches that may run at the same time need one each:
+// one per stream. After a failed launch set it to zero again.
+#pragma once
+
+#include <stdint.h>
+
+#include "linear_params.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// What kernels and plans need to know of a device.
+typedef struct ql_cuda_device {
+  char name[256];
+  int32_t major, minor;            // compute capability
+  int32_t sm_count;                // streaming multiprocessors
+  int32_t shared_bytes_per_block;  // with opt-in
+  int32_t shared_bytes_per_sm;
+  int32_t l2_bytes;
+  int32_t driver_version;   // CUDA version of the driver, 1000 * major + 10 * minor
+  int32_t runtime_version;  // CUDA version that this library was built with
+  int32_t supported;        // 1: this library holds machine code for the device
+  int32_t reserved;
+  int64_t memory_bytes;
+} ql_cuda_device;
+
+// How y[m, n] is cut. Filled by ql_cuda_plan(); may be changed for tuning and in tests.
+typedef struct ql_cuda_plan {
+  int32_t token_blocks;     // blocks of 8 rows of x that one tile holds: 1, 2, 4 or 8
+  int32_t warps_n;          // warps of a thread block side by side along n, 32 columns each
+  int32_t warps_k;          // groups of such warps that share out the k steps of a tile
+  int32_t stages;           // steps that each warp's ring holds, 2 to 8
+  int32_t ctas;             // thread blocks
+  int32_t whole_tiles;      // 1: no tile is split between thread blocks
+  int32_t m_tiles, n_tiles;
+  int32_t shared_bytes;     // dynamic shared memory of a thread block
+  int32_t kernel;           // index of the kernel, see ql_cuda_kernel_name()
+  int64_t workspace_bytes;  // how much of the workspace this plan uses
+} ql_cuda_plan;
+
+enum {
+  QL_CUDA_BATCH_INVARIANT = 1,  // a row's result depends on neither m nor the other rows
+  QL_CUDA_DEPENDENT = 2,        // programmatic dependent launch: the weights are fetched before
+                                // the kernel in front of this one has ended (sm_90 and later)
+};
+
+typedef struct ql_cuda_launch {
+  int32_t device;            // CUDA ordinal; need not be the current device
+  int32_t flags;             // QL_CUDA_...
+  void* stream;              // cudaStream_t of that device; null is its default stream
+  void* workspace;           // see above; 256-byte aligned
+  int64_t workspace_bytes;
+  void* start_event;         // cudaEvent_t, recorded right before and right after the kernels by
+  void* stop_event;          // this very call; both or neither may be null
+  const ql_cuda_plan* plan;  // null: the one that ql_cuda_plan() gives
+} ql_cuda_launch;
+
+// Devices that the driver shows; 0 where there is no driver.
+int ql_cuda_device_count(void);
+int ql_cuda_device_info(int device, ql_cuda_device* out);
+
+// The plan for this problem (only m, n, k, bits, group_size and dtypes are read; pointers may be
+// null) on a device described by `device`: a pure function that needs no GPU.
+int ql_cuda_plan_linear(const ql_linear_params* params, const ql_cuda_device* device, int flags,
+                        ql_cuda_plan* out);
+
+// Bytes that suffice for every plan of ql_cuda_plan_linear() on any device.
+int64_t ql_cuda_workspace_bytes(void);
+
+// y = x * W^T + bias. All pointers of `params` are device memory. m = 0 launches nothing.
+int ql_cuda_linear(const ql_linear_params* params, const ql_cuda_launch* launch);
+
+// out[m, i] = x[m, permutation[i]] on the device; takes device, stream and events of `launch`.
+int ql_cuda_gather(const ql_gather_params* params, const ql_cuda_launch* launch);
+
+// out[n_count, k] of out_dtype: the weights of features n_begin .. n_begin + n_count - 1 (n_begin a
+// multiple of 16), rounded once from their exact product in float32.
+int ql_cuda_dequantize(const ql_linear_params* params, int64_t n_begin, int64_t n_count,
+                       int out_dtype, void* out, const ql_cuda_launch* launch);
+
+// Reads `bytes` (a multiple of 16) of device memory once, as fast as the device can. Which of the
+// read kernels runs is `variant`, 0 to ql_cuda_read_variants() - 1: the fastest depends on the size.
+int ql_cuda_read_probe(const void* buffer, int64_t bytes, int variant, void* sink,
+                       const ql_cuda_launch* launch);
+int ql_cuda_read_variants(void);
+
+// An empty kernel between the events: the cost of the pair, which measured times still contain.
+int ql_cuda_empty(const ql_cuda_launch* launch);
+
+// Kernels in this library, and the name of each: form, dtype, bits and groups, for logs and tests.
+int ql_cuda_kernel_count(void);
+const char* ql_cuda_kernel_name(int kernel);
+
+// The last QL_CUDA_ERROR or QL_BAD_PLAN of the calling thread in one sentence, naming operation and
+// shape; never null.
+const char* ql_cuda_error_text(void);
+
+// Architectures of the machine code inside, e.g. "80 86 89 90a".
+const char* ql_cuda_architectures(void);
+
+// Sizes of the structs, for callers in other languages to compare with their own.
+int ql_cuda_device_bytes(void);
+int ql_cuda_plan_bytes(void);
+int ql_cuda_launch_bytes(void);
+
+// As in linear_params.h, so that either library can be loaded alone.
+const char* ql_status_text(int status);
+int ql_layout_version(void);
+int ql_linear_params_bytes(void);
+int ql_gather_params_bytes(void);
+
+#ifdef __cplusplus
+}
+#endif
