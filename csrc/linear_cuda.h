@@ -32,12 +32,12 @@ typedef struct ql_cuda_device {
 
 // How y[m, n] is cut. Filled by ql_cuda_plan(); may be changed for tuning and in tests.
 typedef struct ql_cuda_plan {
-  int32_t token_blocks;     // blocks of 8 rows of x that one tile holds: 1, 2, 4 or 8
-  int32_t warps_n;          // warps of a thread block side by side along n, 32 columns each
-  int32_t warps_k;          // groups of such warps that share out the k steps of a tile
-  int32_t stages;           // steps that each warp's ring holds, 2 to 8
-  int32_t ctas;             // thread blocks
-  int32_t whole_tiles;      // 1: no tile is split between thread blocks
+  int32_t token_blocks;  // blocks of 8 rows of x that one tile holds: 1, 2, 4 or 8
+  int32_t warps_n;       // warps of a thread block side by side along n, 32 columns each
+  int32_t warps_k;       // groups of such warps that share out the k steps of a tile
+  int32_t stages;        // steps that each warp's ring holds, 2 to 8
+  int32_t ctas;          // thread blocks
+  int32_t whole_tiles;   // 1: no tile is split between thread blocks
   int32_t m_tiles, n_tiles;
   int32_t shared_bytes;     // dynamic shared memory of a thread block
   int32_t kernel;           // index of the kernel, see ql_cuda_kernel_name()
@@ -51,10 +51,10 @@ enum {
 };
 
 typedef struct ql_cuda_launch {
-  int32_t device;            // CUDA ordinal; need not be the current device
-  int32_t flags;             // QL_CUDA_...
-  void* stream;              // cudaStream_t of that device; null is its default stream
-  void* workspace;           // see above; 256-byte aligned
+  int32_t device;   // CUDA ordinal; need not be the current device
+  int32_t flags;    // QL_CUDA_...
+  void* stream;     // cudaStream_t of that device; null is its default stream
+  void* workspace;  // see above; 256-byte aligned
   int64_t workspace_bytes;
   void* start_event;         // cudaEvent_t, recorded right before and right after the kernels by
   void* stop_event;          // this very call; both or neither may be null
@@ -85,7 +85,8 @@ int ql_cuda_dequantize(const ql_linear_params* params, int64_t n_begin, int64_t 
                        int out_dtype, void* out, const ql_cuda_launch* launch);
 
 // Reads `bytes` (a multiple of 16) of device memory once, as fast as the device can. Which of the
-// read kernels runs is `variant`, 0 to ql_cuda_read_variants() - 1: the fastest depends on the size.
+// read kernels runs is `variant`, 0 to ql_cuda_read_variants() - 1: the fastest depends on the
+// size.
 int ql_cuda_read_probe(const void* buffer, int64_t bytes, int variant, void* sink,
                        const ql_cuda_launch* launch);
 int ql_cuda_read_variants(void);

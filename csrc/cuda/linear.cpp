@@ -1,0 +1,192 @@
+// ql_cuda_linear: checks, the plan, and the launch.
+#include <atomic>
+#include <cstdio>
+
+#include "cuda/host.h"
+#include "cuda/linear_args.h"
+#include "cuda/linear_kernels.h"
+#include "cuda/plan.h"
+
+namespace qlinear::cuda {
+namespace {
+
+constexpr int kMaxDevices = 64;
+
+const void* kernel_function(int kernel) {
+  static const LinearFunctions formats[kFormats] = {linear_f16_4(), linear_f16_8(), linear_bf16_4(),
+                                                    linear_bf16_8()};
+  constexpr int kPerFormat = kRowForms * kGroupForms;
+  return formats[kernel / kPerFormat].functions[kernel % kPerFormat];
+}
+
+// Lets a kernel use all the shared memory there is, once for each device.
+cudaError_t allow_shared_memory(int kernel, const ql_cuda_device& info, int device) {
+  static std::atomic<bool> allowed[kMaxDevices][kKernels];
+  if (allowed[device][kernel].load(std::memory_order_acquire)) return cudaSuccess;
+  const void* function = kernel_function(kernel);
+  cudaError_t error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           info.shared_bytes_per_block);
+  if (error != cudaSuccess) return error;
+  allowed[device][kernel].store(true, std::memory_order_release);
+  return cudaSuccess;
+}
+
+bool is_multiple(const void* pointer, int64_t of) {
+  return reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(of) == 0;
+}
+
+int check_pointers(const ql_linear_params& params) {
+  if (params.m == 0 || params.n == 0) return QL_OK;
+  if (params.qweight == nullptr || params.scales == nullptr || params.y == nullptr ||
+      (params.x == nullptr && params.k > 0)) {
+    return QL_NULL_POINTER;
+  }
+  return is_multiple(params.qweight, layout::kAlignBytes) &&
+                 is_multiple(params.scales, layout::kVectorBytes) &&
+                 is_multiple(params.zeros, layout::kVectorBytes)
+             ? QL_OK
+             : QL_MISALIGNED;
+}
+
+int check_workspace(const ql_cuda_plan& plan, const ql_cuda_launch& launch) {
+  if (plan.workspace_bytes == 0) return QL_OK;
+  return launch.workspace != nullptr && is_multiple(launch.workspace, 256) &&
+                 launch.workspace_bytes >= plan.workspace_bytes
+             ? QL_OK
+             : QL_WORKSPACE;
+}
+
+LinearArgs linear_args(const ql_linear_params& params, const ql_cuda_plan& plan,
+                       const ql_cuda_launch& launch) {
+  const int64_t n_padded = layout::round_up(params.n, layout::kPadN);
+  const int64_t k_padded = layout::round_up(params.k, layout::kPadK);
+  const int64_t groups = layout::group_count(k_padded, params.group_size);
+  const auto bytes = [](const void* pointer) { return static_cast<const unsigned char*>(pointer); };
+  LinearArgs args{};
+  args.x = bytes(params.x);
+  args.qweight = bytes(params.qweight);
+  args.scales = bytes(params.scales);
+  args.zeros = params.zeros;
+  args.bias = bytes(params.bias);
+  args.y = static_cast<unsigned char*>(params.y);
+  args.counters = static_cast<int*>(launch.workspace);
+  args.slots = reinterpret_cast<float*>(static_cast<unsigned char*>(launch.workspace) +
+                                        partition::kCounterBytes);
+  args.x_row_bytes = params.x_row_stride * item_bytes(params.x_dtype);
+  args.y_row_stride = params.y_row_stride;
+  args.code_block_bytes = layout::kTileN * k_padded * params.bits / 8;
+  args.scale_item_bytes = item_bytes(params.scale_dtype);
+  args.scale_block_bytes = groups * layout::kTileN * args.scale_item_bytes;
+  args.zero_block_bytes = groups * layout::kTileN;
+  args.stripes = stripes_of(params, plan);
+  args.memory = partition::shared_memory(
+      {plan.token_blocks, plan.warps_n, plan.warps_k, plan.stages}, params.bits, params.group_size,
+      args.scale_item_bytes, params.zeros != nullptr);
+  args.m = static_cast<int>(params.m);
+  args.n = static_cast<int>(params.n);
+  args.k = static_cast<int>(params.k);
+  args.n_blocks = static_cast<int>(n_padded / layout::kTileN);
+  args.tile_steps = static_cast<int>(k_padded / partition::kStepK);
+  args.m_tiles = plan.m_tiles;
+  args.warps_n = plan.warps_n;
+  args.warps_k = plan.warps_k;
+  args.stages = plan.stages;
+  args.group_size = static_cast<int>(params.group_size);
+  args.x_dtype = params.x_dtype;
+  args.scale_dtype = params.scale_dtype;
+  args.bias_dtype = params.bias_dtype;
+  args.y_dtype = params.y_dtype;
+  args.symmetric_zero = 1 << (params.bits - 1);
+  args.x_async = params.x_dtype != QL_F32 && is_multiple(params.x, layout::kVectorBytes) &&
+                 args.x_row_bytes % layout::kVectorBytes == 0;
+  const int64_t four = 4 * int64_t{item_bytes(params.y_dtype)};
+  args.y_vector = is_multiple(params.y, four) && params.y_row_stride % 4 == 0;
+  args.dependent = (launch.flags & QL_CUDA_DEPENDENT) != 0;
+  return args;
+}
+
+cudaError_t launch_linear(const ql_cuda_plan& plan, LinearArgs& args, cudaStream_t stream,
+                          const ql_cuda_device& device) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(plan.ctas));
+  config.blockDim = dim3(static_cast<unsigned>(plan.warps_n * plan.warps_k * 32));
+  config.dynamicSmemBytes = static_cast<size_t>(plan.shared_bytes);
+  config.stream = stream;
+  cudaLaunchAttribute overlap{};
+  args.dependent = args.dependent && device.major >= 9;
+  if (args.dependent) {
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = &overlap;
+    config.numAttrs = 1;
+  }
+  void* arguments[] = {&args};
+  return cudaLaunchKernelExC(&config, kernel_function(plan.kernel), arguments);
+}
+
+int run_linear(const ql_linear_params& params, const ql_cuda_launch& launch) {
+  LaunchGuard guard(launch, "linear", params.m, params.n, params.k);
+  if (guard.status() != QL_OK) return guard.status();
+  if (params.m == 0 || params.n == 0) return guard.finish(cudaSuccess);
+  ql_cuda_plan plan =
+      launch.plan != nullptr ? *launch.plan : choose_plan(params, guard.device(), launch.flags);
+  complete_plan(params, plan);
+  const char* fault = plan_fault(params, guard.device(), plan);
+  if (fault != nullptr) {
+    set_error_text("linear m=%lld n=%lld k=%lld: %s", static_cast<long long>(params.m),
+                   static_cast<long long>(params.n), static_cast<long long>(params.k), fault);
+    return QL_BAD_PLAN;
+  }
+  const int status = check_workspace(plan, launch);
+  if (status != QL_OK) return status;
+  LinearArgs args = linear_args(params, plan, launch);
+  const cudaError_t error = allow_shared_memory(plan.kernel, guard.device(), launch.device);
+  if (error != cudaSuccess) return guard.finish(error);
+  return guard.finish(launch_linear(plan, args, guard.stream(), guard.device()));
+}
+
+}  // namespace
+}  // namespace qlinear::cuda
+
+using namespace qlinear;
+using namespace qlinear::cuda;
+
+extern "C" int ql_cuda_linear(const ql_linear_params* params, const ql_cuda_launch* launch) {
+  if (params == nullptr || launch == nullptr) return QL_NULL_POINTER;
+  int status = check_problem(*params);
+  if (status == QL_OK) status = check_pointers(*params);
+  return status == QL_OK ? run_linear(*params, *launch) : status;
+}
+
+extern "C" int ql_cuda_plan_linear(const ql_linear_params* params, const ql_cuda_device* device,
+                                   int flags, ql_cuda_plan* out) {
+  if (params == nullptr || device == nullptr || out == nullptr) return QL_NULL_POINTER;
+  const int status = check_problem(*params);
+  if (status != QL_OK) return status;
+  if (params->m == 0 || params->n == 0) return QL_BAD_SHAPE;
+  *out = choose_plan(*params, *device, flags);
+  const char* fault = plan_fault(*params, *device, *out);
+  if (fault == nullptr) return QL_OK;
+  set_error_text("plan m=%lld n=%lld k=%lld on %s: %s", static_cast<long long>(params->m),
+                 static_cast<long long>(params->n), static_cast<long long>(params->k), device->name,
+                 fault);
+  return QL_BAD_PLAN;
+}
+
+extern "C" int64_t ql_cuda_workspace_bytes(void) { return partition::kWorkspaceBytes; }
+extern "C" int ql_cuda_kernel_count(void) { return kKernels; }
+
+extern "C" const char* ql_cuda_kernel_name(int kernel) {
+  static char names[kKernels][64];
+  static const bool filled = [] {
+    for (int i = 0; i < kKernels; ++i) {
+      const int format = i / (kRowForms * kGroupForms);
+      std::snprintf(names[i], sizeof names[i], "linear_%s_b%d_rows%d_%s",
+                    format / 2 ? "bf16" : "f16", format % 2 ? 8 : 4,
+                    kTokenBlocks[i / kGroupForms % kRowForms] * partition::kTokens,
+                    i % kGroupForms ? "g32_64" : "g128");
+    }
+    return true;
+  }();
+  return filled && kernel >= 0 && kernel < kKernels ? names[kernel] : "no such kernel";
+}

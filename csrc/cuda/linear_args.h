@@ -1,0 +1,36 @@
+// What a linear kernel is handed: the problem and how it is cut, all of it worked out on the host.
+#pragma once
+
+#include "partition.h"
+
+namespace qlinear::cuda {
+
+struct LinearArgs {
+  const unsigned char* x;
+  const unsigned char* qweight;
+  const unsigned char* scales;
+  const unsigned char* zeros;  // or null
+  const unsigned char* bias;   // or null
+  unsigned char* y;
+  float* slots;   // partition.h: partial_slot
+  int* counters;  // one per tile, zero between launches
+  int64_t x_row_bytes, y_row_stride;
+  int64_t code_block_bytes;   // of one n-block's codes: all of k
+  int64_t scale_block_bytes;  // of one n-block's scales
+  int64_t zero_block_bytes;
+  partition::Stripes stripes;
+  partition::SharedMemory memory;
+  int m, n, k;
+  int n_blocks;  // of 16 features, padded
+  int tile_steps, m_tiles;
+  int warps_n, warps_k, stages;
+  int group_size;                                 // -1, 32, 64, 128
+  int scale_item_bytes;                           // 2 or 4
+  int x_dtype, scale_dtype, bias_dtype, y_dtype;  // ql_dtype
+  int symmetric_zero;                             // where `zeros` is null
+  bool x_async;                                   // rows of x can be copied 16 bytes at a time
+  bool y_vector;                                  // four results can be stored at a time
+  bool dependent;                                 // launched to overlap with the kernel in front
+};
+
+}  // namespace qlinear::cuda

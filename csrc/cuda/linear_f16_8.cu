@@ -1,0 +1,8 @@
+// Kernels for fp16 activations and 8-bit codes.
+#include "cuda/linear_kernels.cuh"
+
+namespace qlinear::cuda {
+
+LinearFunctions linear_f16_8() { return linear_functions<F16, 8>(); }
+
+}  // namespace qlinear::cuda

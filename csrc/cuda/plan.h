@@ -1,0 +1,30 @@
+// From a problem and a device to a plan, and whether a plan can run; pure host code.
+#pragma once
+
+#include "linear_cuda.h"
+#include "partition.h"
+
+namespace qlinear::cuda {
+
+// QL_OK, or what is wrong with sizes, bits, group size or dtypes.
+int check_problem(const ql_linear_params& params);
+
+// Completes tiles, shared memory, kernel and workspace of a plan whose geometry is set.
+void complete_plan(const ql_linear_params& params, ql_cuda_plan& plan);
+
+// Null if the plan can run on the device, else what is wrong with it.
+const char* plan_fault(const ql_linear_params& params, const ql_cuda_device& device,
+                       const ql_cuda_plan& plan);
+
+ql_cuda_plan choose_plan(const ql_linear_params& params, const ql_cuda_device& device, int flags);
+
+partition::Stripes stripes_of(const ql_linear_params& params, const ql_cuda_plan& plan);
+
+// x's rows are multiplied in this dtype: their own, or what fp32 is rounded to.
+inline int compute_dtype(const ql_linear_params& params) {
+  return params.x_dtype == QL_F32 ? params.compute_dtype : params.x_dtype;
+}
+
+inline int item_bytes(int dtype) { return dtype == QL_F32 ? 4 : 2; }
+
+}  // namespace qlinear::cuda

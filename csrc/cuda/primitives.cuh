@@ -1,0 +1,126 @@
+// Single PTX instructions under readable names, all there from sm_80 on. Formats of operands: PTX
+// ISA, "Matrix Fragments for mma.m16n8k16", "ldmatrix", "cp.async".
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "layout.h"
+
+namespace qlinear::cuda {
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// Copies 16 bytes past the registers and the L1 cache.
+__device__ __forceinline__ void copy_async(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(from)
+               : "memory");
+}
+
+// The same for the first `bytes` of 16; the rest becomes zero.
+__device__ __forceinline__ void copy_async_part(uint32_t to, const void* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+}
+
+__device__ __forceinline__ void copy_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int kPending>
+__device__ __forceinline__ void copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// Waits until at most `pending` commits of this thread are under way; 0 to 6.
+__device__ __forceinline__ void copy_wait(int pending) {
+  switch (pending) {  // the instruction takes a constant only
+    case 0:
+      copy_wait<0>();
+      break;
+    case 1:
+      copy_wait<1>();
+      break;
+    case 2:
+      copy_wait<2>();
+      break;
+    case 3:
+      copy_wait<3>();
+      break;
+    case 4:
+      copy_wait<4>();
+      break;
+    case 5:
+      copy_wait<5>();
+      break;
+    default:
+      copy_wait<6>();
+      break;
+  }
+}
+
+__device__ __forceinline__ void named_barrier(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ uint4 load_shared_16(uint32_t from) {
+  uint4 value;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(from)
+               : "memory");
+  return value;
+}
+
+__device__ __forceinline__ float2 load_shared_float2(uint32_t from) {
+  float2 value;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+               : "=f"(value.x), "=f"(value.y)
+               : "r"(from)
+               : "memory");
+  return value;
+}
+
+__device__ __forceinline__ uint32_t load_shared_4(uint32_t from) {
+  uint32_t value;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(from) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ uint32_t load_shared_2(uint32_t from) {
+  uint16_t value;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(from) : "memory");
+  return value;
+}
+
+// Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void load_matrices(uint32_t (&out)[4], uint32_t from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"(from)
+               : "memory");
+}
+
+// (a & mask) | bits in one instruction.
+__device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t mask, uint32_t bits) {
+  uint32_t result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(a), "r"(mask), "r"(bits));
+  return result;
+}
+
+// Waits for the kernel in front of this one, where it was launched to overlap with it.
+__device__ __forceinline__ void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void release_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+}  // namespace qlinear::cuda

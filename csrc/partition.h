@@ -1,0 +1,117 @@
+// How one product is cut into work for a GPU: steps, tiles, stripes, rings in shared memory.
+//
+// Like layout.h this header knows no CUDA header and is constexpr throughout: kernels, the planner
+// and the host tests use the same functions. Why it is cut like this: docs/kernel.md.
+//
+// A *step* is 128 input features (k): one group of the largest size, so no cut ever falls inside a
+// scale group. A *tile* is 8 * token_blocks rows of x by 32 * warps_n output features over all of
+// k. Steps of all tiles stand in one line, tile after tile, tiles of the same output features next
+// to each other; each thread block takes one contiguous *stripe* of that line.
+#pragma once
+
+#include "layout.h"
+
+namespace qlinear::partition {
+
+inline constexpr int kStepK = 128;
+inline constexpr int kBlocksPerWarp = 2;  // n-blocks of 16 output features that a warp holds
+inline constexpr int kWarpN = kBlocksPerWarp * layout::kTileN;
+inline constexpr int kTokens = 8;  // rows of x in one mma operand
+inline constexpr int kMaxTokenBlocks = 8;
+inline constexpr int kMaxStages = 8;
+inline constexpr int kMaxWarpsK = 16;
+inline constexpr int kMaxWarpsN = 8;
+// Named barriers of a thread block are 0 to 15; 0 is __syncthreads.
+inline constexpr int kMaxBarrierGroups = 15;
+// So many registers per thread fit beside each other: see docs/kernel.md.
+constexpr int max_threads(int token_blocks) {
+  return token_blocks <= 2 ? 512 : token_blocks <= 4 ? 384 : 256;
+}
+
+// Activations of one step: rows of 256 bytes, cut into 16-byte chunks. Chunk c of row r lies at
+// place c ^ (r % 8), so that the eight rows that ldmatrix reads together lie in different banks.
+inline constexpr int kRowBytes = kStepK * 2;
+inline constexpr int kRowChunks = kRowBytes / layout::kVectorBytes;
+constexpr int activation_offset(int row, int chunk) {
+  return row * kRowBytes + ((chunk ^ (row % 8)) * layout::kVectorBytes);
+}
+
+constexpr int groups_per_step(int64_t group_size) {
+  return group_size == 32 ? 4 : group_size == 64 ? 2 : 1;
+}
+
+// What one warp's ring holds of one step, in this order; every part is a multiple of 16 bytes.
+constexpr int code_bytes(int bits) { return kWarpN * kStepK * bits / 8; }
+constexpr int scale_bytes(int64_t group_size, int scale_item_bytes) {
+  return kWarpN * groups_per_step(group_size) * scale_item_bytes;
+}
+constexpr int zero_bytes(int64_t group_size, bool has_zeros) {
+  return has_zeros ? kWarpN * groups_per_step(group_size) : 0;
+}
+
+struct SharedMemory {
+  int activation_stage;  // bytes of one step's activations, shared by warps_n warps
+  int warp_stage;        // bytes of one step of one warp's codes, scales and zero points
+  int weights;           // offset of the first warp's ring; the activations' rings lie before it
+  int partials;          // offset of float [warps_k][tokens][partial_row]
+  int partial_row;       // floats in a row: four more than columns, against bank conflicts
+  int flag;              // offset of one int
+  int total;
+};
+
+struct Geometry {
+  int token_blocks, warps_n, warps_k, stages;
+};
+
+constexpr SharedMemory shared_memory(Geometry geometry, int bits, int64_t group_size,
+                                     int scale_item_bytes, bool has_zeros) {
+  SharedMemory memory{};
+  const int tokens = geometry.token_blocks * kTokens;
+  memory.activation_stage = tokens * kRowBytes;
+  memory.warp_stage = code_bytes(bits) + scale_bytes(group_size, scale_item_bytes) +
+                      zero_bytes(group_size, has_zeros);
+  memory.weights = geometry.warps_k * geometry.stages * memory.activation_stage;
+  memory.partials =
+      memory.weights + geometry.warps_n * geometry.warps_k * geometry.stages * memory.warp_stage;
+  memory.partial_row = geometry.warps_n * kWarpN + 4;
+  memory.flag = memory.partials +
+                geometry.warps_k * tokens * memory.partial_row * static_cast<int>(sizeof(float));
+  memory.total = memory.flag + layout::kVectorBytes;
+  return memory;
+}
+
+// The line of steps and its stripes. A granule is what is never cut: one step, or a whole tile.
+struct Stripes {
+  int64_t granules;
+  int granule_steps;
+  int ctas;  // at most as many as granules
+
+  // First step of stripe `cta`; that of stripe `ctas` is the line's end.
+  constexpr int64_t begin(int64_t cta) const { return granules * cta / ctas * granule_steps; }
+  // The stripe that holds this step.
+  constexpr int owner(int64_t step) const {
+    return static_cast<int>(((step / granule_steps + 1) * ctas - 1) / granules);
+  }
+};
+
+// Where a thread block leaves its share of a tile that it did not compute alone. It has at most two
+// such tiles: the one that its stripe begins inside of, and the last one, which it began.
+constexpr int64_t partial_slot(int cta, bool began_tile) {
+  return 2 * static_cast<int64_t>(cta) + (began_tile ? 1 : 0);
+}
+
+// The workspace: counters of tiles first, then the slots.
+inline constexpr int64_t kCounterBytes = int64_t{1} << 20;
+inline constexpr int64_t kSlotsBytes = int64_t{32} << 20;
+inline constexpr int64_t kWorkspaceBytes = kCounterBytes + kSlotsBytes;
+
+constexpr int64_t slots_bytes(Geometry geometry, int ctas) {
+  return 2 * static_cast<int64_t>(ctas) * geometry.token_blocks * kTokens * geometry.warps_n *
+         kWarpN * static_cast<int64_t>(sizeof(float));
+}
+
+static_assert(layout::kPadK % kStepK == 0, "a padded row is a whole number of steps");
+static_assert(layout::kPadN % kWarpN == 0, "a warp's two n-blocks are both there or both not");
+static_assert(activation_offset(0, kRowChunks - 1) < kRowBytes);
+
+}  // namespace qlinear::partition
