@@ -1,0 +1,113 @@
+"""`CudaKernels` over a library that only pretends to have a GPU: tests/csrc/fake_cuda.cpp.
+
+Tensors live in host memory and streams are numbers; everything else is the real thing.
+"""
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from qlinear_service.kernels import build, cuda_runtime
+from qlinear_service.kernels.cuda import CudaKernels
+from qlinear_service.kernels.cuda_runtime import CudaRuntime
+
+SOURCE = Path(__file__).parents[1] / "csrc/fake_cuda.cpp"
+
+
+class HostStream:
+    """A stream that has always finished."""
+
+    made = 0
+
+    def __init__(self, device: object = None) -> None:
+        HostStream.made += 1
+        self.cuda_stream = HostStream.made
+        self.fault: RuntimeError | None = None
+
+    def synchronize(self) -> None:
+        if self.fault is not None:
+            raise self.fault
+
+    def wait_stream(self, other: "HostStream") -> None:
+        pass
+
+
+class HostEvent:
+    """An event that torch makes at its first record."""
+
+    def __init__(self) -> None:
+        self.cuda_event = 0
+
+    def record(self, stream: HostStream) -> None:
+        self.cuda_event = id(self) & 0xFFFF
+
+
+class HostCuda:
+    """What cuda_runtime.py asks of torch.cuda."""
+
+    Event = HostEvent
+    Stream = HostStream
+
+    def __init__(self) -> None:
+        self.streams = [HostStream()]
+        self.capturing = False
+
+    def is_available(self) -> bool:
+        return True
+
+    def current_stream(self, device: object) -> HostStream:
+        return self.streams[-1]
+
+    @contextlib.contextmanager
+    def stream(self, stream: HostStream) -> Iterator[None]:
+        self.streams.append(stream)
+        yield
+        self.streams.pop()
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.capturing
+
+
+class HostRuntime(CudaRuntime):
+    """The runtime with host memory."""
+
+    @staticmethod
+    def torch_device(ordinal: int) -> torch.device:
+        return torch.device("cpu")
+
+
+class HostKernels(CudaKernels):
+    """The kernels with host memory."""
+
+    runtime_class = HostRuntime
+
+
+def pretend(patch: pytest.MonkeyPatch) -> HostCuda:
+    """Let cuda_runtime.py see a torch.cuda that has streams and no GPU."""
+    host = HostCuda()
+    real = cuda_runtime.torch
+
+    class Torch:
+        cuda = host
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+    patch.setattr(cuda_runtime, "torch", Torch())
+    return host
+
+
+def build_fake(folder: Path) -> Path:
+    """Compile the library, linked with the CPU one, and return its path."""
+    cpu = build.build_cpu_library(build.default_cache_dir())
+    built = folder / "libfake_cuda.so"
+    flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]
+    linked = [str(cpu), f"-Wl,-rpath,{cpu.parent}"]
+    command = ["g++", *flags, f"-I{build.SOURCE_ROOT}", str(SOURCE), *linked, "-o", str(built)]
+    subprocess.run(command, check=True)
+    return built
