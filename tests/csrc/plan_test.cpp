@@ -1,0 +1,307 @@
+// Proves the planner of cuda/plan.cpp with g++ alone: for every problem and device there is a plan
+// that can run there, and plans that cannot are refused. Prints what test_plan.py reads.
+#include "cuda/plan.h"
+
+#include <algorithm>
+#include <string>
+
+#include "checks.h"
+#include "cuda/linear_kernels.h"
+#include "shapes.h"
+
+namespace layout = qlinear::layout;
+namespace partition = qlinear::partition;
+using qlinear::cuda::check_problem;
+using qlinear::cuda::choose_plan;
+using qlinear::cuda::complete_plan;
+using qlinear::cuda::plan_fault;
+using qlinear::cuda::stripes_of;
+
+namespace {
+
+constexpr int kSharedKiB[] = {99, 163, 227};
+constexpr int kDtypes[] = {QL_F16, QL_BF16, QL_F32};
+
+ql_linear_params params_of(int64_t m, int64_t n, int64_t k) {
+  ql_linear_params params{};
+  params.m = m;
+  params.n = n;
+  params.k = k;
+  params.x_row_stride = k;
+  params.y_row_stride = n;
+  params.group_size = 128;
+  params.bits = 4;
+  params.x_dtype = params.compute_dtype = params.scale_dtype = QL_F16;
+  params.bias_dtype = params.y_dtype = QL_F16;
+  params.threads = 1;
+  return params;
+}
+
+ql_cuda_device device_of(int multiprocessors, int shared_kib) {
+  ql_cuda_device device{};
+  device.sm_count = multiprocessors;
+  device.shared_bytes_per_block = shared_kib * 1024;
+  device.shared_bytes_per_sm = (shared_kib + 1) * 1024;
+  device.supported = 1;
+  return device;
+}
+
+std::string words(const ql_linear_params& p, const ql_cuda_device& device, int flags,
+                  const ql_cuda_plan& plan) {
+  char text[320];
+  std::snprintf(text, sizeof text,
+                "m %lld n %lld k %lld bits %d group_size %lld scale_dtype %d zeros %d on %d x %d "
+                "bytes flags %d: token_blocks %d warps_n %d warps_k %d stages %d ctas %d whole %d",
+                static_cast<long long>(p.m), static_cast<long long>(p.n),
+                static_cast<long long>(p.k), p.bits, static_cast<long long>(p.group_size),
+                p.scale_dtype, p.zeros != nullptr, device.sm_count, device.shared_bytes_per_block,
+                flags, plan.token_blocks, plan.warps_n, plan.warps_k, plan.stages, plan.ctas,
+                plan.whole_tiles);
+  return text;
+}
+
+// Every form of weights: bits, group size, dtype of the scales, zero points.
+template <typename See>
+void for_each_form(ql_linear_params params, See see) {
+  static const uint8_t some_zeros = 0;
+  for (const int bits : {4, 8}) {
+    for (const int group_size : {-1, 32, 64, 128}) {
+      for (const int scale_dtype : {QL_F16, QL_F32}) {
+        for (const uint8_t* zeros : {static_cast<const uint8_t*>(nullptr), &some_zeros}) {
+          params.bits = bits;
+          params.group_size = group_size;
+          params.scale_dtype = scale_dtype;
+          params.zeros = zeros;
+          see(params);
+        }
+      }
+    }
+  }
+}
+
+struct Sections {
+  Section runnable{"runnable"}, memory{"shared_memory"}, workspace{"workspace"}, tiles{"tiles"};
+  Section stripes{"stripes"}, kernel{"kernel"}, invariant{"batch_invariant"};
+};
+
+// Tiles cover all rows and features, and none is empty.
+bool tiles_fit(const ql_linear_params& params, const ql_cuda_plan& plan) {
+  const int64_t rows = 8 * plan.token_blocks, columns = 32 * plan.warps_n;
+  const int64_t n_padded = layout::round_up(params.n, layout::kPadN);
+  return plan.m_tiles * rows >= params.m && (plan.m_tiles - 1) * rows < params.m &&
+         plan.n_tiles * columns >= n_padded && (plan.n_tiles - 1) * columns < n_padded;
+}
+
+// Number, format, rows and groups as ql_cuda_kernel_name() spells them.
+bool kernel_fits(const ql_linear_params& params, const ql_cuda_plan& plan) {
+  const int fine = params.group_size == 32 || params.group_size == 64;
+  const int format = plan.kernel / 8;
+  return plan.kernel >= 0 && plan.kernel < qlinear::cuda::kKernels &&
+         format / 2 == (params.x_dtype == QL_BF16) && format % 2 == (params.bits == 8) &&
+         qlinear::cuda::kTokenBlocks[plan.kernel / 2 % 4] == plan.token_blocks &&
+         plan.kernel % 2 == fine;
+}
+
+void check_plan(Sections& sections, const ql_linear_params& params, const ql_cuda_device& device,
+                int flags, const ql_cuda_plan& plan) {
+  const char* fault = plan_fault(params, device, plan);
+  const auto text = [&] { return words(params, device, flags, plan); };
+  const auto check = [&](Section& section, bool holds) {
+    section.check(holds, "%s", holds ? "" : text().c_str());
+  };
+  check(sections.runnable, fault == nullptr && plan.ctas <= device.sm_count);
+  const int item = params.scale_dtype == QL_F32 ? 4 : 2;
+  const auto memory =
+      partition::shared_memory({plan.token_blocks, plan.warps_n, plan.warps_k, plan.stages},
+                               params.bits, params.group_size, item, params.zeros != nullptr);
+  check(sections.memory,
+        plan.shared_bytes == memory.total && plan.shared_bytes <= device.shared_bytes_per_block &&
+            plan.warps_n * plan.warps_k * 32 <= partition::max_threads(plan.token_blocks));
+  const int64_t tiles = int64_t{plan.m_tiles} * plan.n_tiles;
+  const int64_t slot = 4 * int64_t{8} * plan.token_blocks * 32 * plan.warps_n;
+  check(sections.workspace,
+        plan.whole_tiles == 1
+            ? plan.workspace_bytes == 0
+            : plan.workspace_bytes == partition::kCounterBytes + 2 * plan.ctas * slot &&
+                  plan.workspace_bytes <= partition::kWorkspaceBytes &&
+                  4 * tiles <= partition::kCounterBytes);
+  check(sections.tiles, tiles_fit(params, plan));
+  const auto stripes = stripes_of(params, plan);
+  const int64_t steps = layout::round_up(params.k, layout::kPadK) / partition::kStepK;
+  check(sections.stripes, stripes.granules * stripes.granule_steps == tiles * steps &&
+                              stripes.ctas == plan.ctas &&
+                              (plan.whole_tiles == 0 || stripes.granule_steps == steps) &&
+                              plan.warps_k <= steps);  // no warps without work in any tile
+  check(sections.kernel, kernel_fits(params, plan));
+}
+
+// A row is summed up in the same order for every m: the same shares of k, by one thread block.
+void check_invariant(Sections& sections, ql_linear_params params, const ql_cuda_device& device) {
+  int warps_k = 0;
+  for (const int64_t m : shapes::kRows) {
+    params.m = m;
+    const auto plan = choose_plan(params, device, QL_CUDA_BATCH_INVARIANT);
+    check_plan(sections, params, device, QL_CUDA_BATCH_INVARIANT, plan);
+    if (warps_k == 0) warps_k = plan.warps_k;
+    const bool holds = plan.warps_k == warps_k && plan.whole_tiles == 1;
+    sections.invariant.check(
+        holds, "%s", holds ? "" : words(params, device, QL_CUDA_BATCH_INVARIANT, plan).c_str());
+  }
+}
+
+void check_every_problem() {
+  Sections sections;
+  shapes::for_each([&](int64_t k, int64_t n) {
+    for_each_form(params_of(1, n, k), [&](ql_linear_params params) {
+      for (const int shared_kib : kSharedKiB) {
+        for (const int multiprocessors : shapes::kMultiprocessors) {
+          const auto device = device_of(multiprocessors, shared_kib);
+          for (const int64_t m : shapes::kRows) {
+            params.m = m;
+            params.x_dtype = m % 2 == 0 ? QL_F16 : QL_BF16;
+            check_plan(sections, params, device, 0, choose_plan(params, device, 0));
+          }
+          if (multiprocessors == shapes::kMultiprocessors[0] || multiprocessors == 132) {
+            check_invariant(sections, params, device);
+          }
+        }
+      }
+    });
+  });
+}
+
+// The largest sizes that the contract lets in: every number must still fit where it is kept.
+void check_largest() {
+  Sections sections;
+  const int64_t most_m = (int64_t{1} << 31) - 1, most = (int64_t{1} << 30) - 1;
+  const int64_t sizes[][3] = {{most_m, 64, 128},
+                              {1, most, 128},
+                              {1, 64, most},
+                              {4096, 64, most},
+                              {int64_t{1} << 28, 4096, 4096},
+                              {1, most, 4096}};
+  for (const auto& size : sizes) {
+    for (const int shared_kib : kSharedKiB) {
+      const auto device = device_of(132, shared_kib);
+      for_each_form(params_of(size[0], size[1], size[2]), [&](const ql_linear_params& params) {
+        sections.runnable.check(check_problem(params) == QL_OK, "sizes are refused");
+        for (const int flags : {0, int{QL_CUDA_BATCH_INVARIANT}}) {
+          check_plan(sections, params, device, flags, choose_plan(params, device, flags));
+        }
+      });
+    }
+  }
+}
+
+void check_refused_plans() {
+  Section section("refused_plans");
+  const auto params = params_of(100, 4096, 4096);
+  const auto device = device_of(132, 227);
+  const ql_cuda_plan good = choose_plan(params, device, 0);
+  section.check(plan_fault(params, device, good) == nullptr, "the plan itself");
+  const auto refused = [&](const char* what, auto change) {
+    ql_cuda_plan plan = good;
+    change(plan);
+    section.check(plan_fault(params, device, plan) != nullptr, "%s", what);
+  };
+  using Plan = ql_cuda_plan&;
+  for (const int wrong : {-1, 0, 3, 5, 6, 7, 9, 16}) {
+    refused("token_blocks", [&](Plan plan) { plan.token_blocks = wrong; });
+    refused("warps_n", [&](Plan plan) { plan.warps_n = wrong; });
+  }
+  for (const int wrong : {-1, 0, 17, 1 << 30}) {
+    refused("warps_k", [&](Plan plan) { plan.warps_k = wrong; });
+  }
+  for (const int wrong : {-1, 0, 1, 9, 1 << 30}) {
+    refused("stages", [&](Plan plan) { plan.stages = wrong; });
+  }
+  for (const int wrong : {-1, 0, 1 << 30}) {
+    refused("ctas", [&](Plan plan) { plan.ctas = wrong; });
+  }
+  for (const int token_blocks : {1, 2, 4, 8}) {  // one warp more than the registers allow
+    refused("threads", [&](Plan plan) {
+      plan = {};
+      plan.token_blocks = token_blocks;
+      plan.warps_n = token_blocks == 1 ? 2 : 1;
+      plan.warps_k = token_blocks == 1 ? 9 : partition::max_threads(token_blocks) / 32 + 1;
+      plan.stages = 2;
+      plan.ctas = plan.whole_tiles = 1;
+    });
+  }
+  refused("one block per tile", [&](Plan plan) {
+    plan.whole_tiles = 1;
+    plan.ctas = plan.m_tiles * plan.n_tiles + 1;
+  });
+  refused("shared memory", [&](Plan plan) {
+    plan.token_blocks = plan.stages = 8;
+    plan.warps_n = 4;
+    plan.warps_k = 2;
+  });
+  auto tight = device;
+  tight.shared_bytes_per_block = good.shared_bytes;
+  section.check(plan_fault(params, tight, good) == nullptr, "just enough shared memory");
+  --tight.shared_bytes_per_block;
+  section.check(plan_fault(params, tight, good) != nullptr, "a byte less");
+  refused("workspace", [&](Plan plan) {
+    plan.token_blocks = plan.warps_n = 8;
+    plan.warps_k = 1;
+    plan.stages = 2;
+    plan.whole_tiles = 0;
+    plan.ctas = 600;
+  });
+  auto wide = params_of(1, (int64_t{1} << 30) - 1, 128);
+  ql_cuda_plan split = choose_plan(wide, device, 0);
+  section.check(split.whole_tiles == 1, "so many tiles stay whole");
+  split.whole_tiles = 0;
+  section.check(plan_fault(wide, device, split) != nullptr, "more tiles than counters");
+}
+
+void check_refused_problems() {
+  Section section("refused_problems");
+  const auto status_after = [](auto change) {
+    ql_linear_params params = params_of(4, 64, 128);
+    change(params);
+    return check_problem(params);
+  };
+  using Params = ql_linear_params&;
+  const auto expect = [&](int status, auto change) {
+    const int given = status_after(change);
+    section.check(given == status, "status %d, expected %d", given, status);
+  };
+  expect(QL_OK, [](Params) {});
+  expect(QL_OK, [](Params p) { p.m = 0; });
+  expect(QL_OK, [](Params p) { p.m = 1, p.x_row_stride = p.y_row_stride = 0; });
+  expect(QL_BAD_SHAPE, [](Params p) { p.m = -1; });
+  expect(QL_BAD_SHAPE, [](Params p) { p.n = -1; });
+  expect(QL_BAD_SHAPE, [](Params p) { p.k = -1; });
+  expect(QL_BAD_SHAPE, [](Params p) { p.k = 0; });
+  expect(QL_BAD_SHAPE, [](Params p) { p.m = int64_t{1} << 31; });
+  expect(QL_BAD_SHAPE, [](Params p) { p.n = p.y_row_stride = int64_t{1} << 30; });
+  expect(QL_BAD_SHAPE, [](Params p) { p.k = p.x_row_stride = int64_t{1} << 30; });
+  expect(QL_BAD_SHAPE, [](Params p) { p.x_row_stride = p.k - 1; });
+  expect(QL_BAD_SHAPE, [](Params p) { p.y_row_stride = p.n - 1; });
+  for (const int bits : {0, 2, 3, 5, 16}) expect(QL_BAD_BITS, [=](Params p) { p.bits = bits; });
+  for (const int group_size : {0, 16, 96, 256}) {
+    expect(QL_BAD_GROUP_SIZE, [=](Params p) { p.group_size = group_size; });
+  }
+  for (const int dtype : {0, 4, -1}) {
+    expect(QL_BAD_DTYPE, [=](Params p) { p.x_dtype = dtype; });
+    expect(QL_BAD_DTYPE, [=](Params p) { p.scale_dtype = dtype; });
+    expect(QL_BAD_DTYPE, [=](Params p) { p.bias_dtype = dtype; });
+    expect(QL_BAD_DTYPE, [=](Params p) { p.y_dtype = dtype; });
+    expect(QL_BAD_DTYPE, [=](Params p) { p.x_dtype = QL_F32, p.compute_dtype = dtype; });
+    expect(QL_OK, [=](Params p) { p.compute_dtype = dtype; });  // read beside fp32 x alone
+  }
+  expect(QL_BAD_DTYPE, [](Params p) { p.x_dtype = p.compute_dtype = QL_F32; });
+  for (const int dtype : kDtypes) expect(QL_OK, [=](Params p) { p.x_dtype = dtype; });
+}
+
+}  // namespace
+
+int main() {
+  check_every_problem();
+  check_largest();
+  check_refused_plans();
+  check_refused_problems();
+  return 0;
+}

@@ -1,0 +1,80 @@
+"""How a product is cut for a GPU, and what the planner chooses, proven without one by g++ alone.
+
+The checks stand in tests/csrc: each program prints how many it made in each section and how many
+failed. The counts here keep a section from becoming empty unseen.
+"""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = {
+    "partition": ("tests/csrc/partition_test.cpp",),
+    "plan": ("tests/csrc/plan_test.cpp", "csrc/cuda/plan.cpp"),
+}
+AT_LEAST = {
+    "partition": {
+        "swizzle_permutation": 64 * 17,  # every chunk, and all of a row together
+        "ldmatrix_banks": 8 * 16,
+        "copy_banks": 64 * 2,
+        "quarters": 4 * 128 * 32,
+        "memory": 4 * 4 * 7 * 7 * 32,
+        "partial_stores": 1800,
+        "partial_loads": 1800,
+        "every_step": 90_000,
+        "stripes": 100_000,
+        "slots": 100_000,
+    },
+    "plan": {
+        "runnable": 4_000_000,
+        "shared_memory": 4_000_000,
+        "workspace": 4_000_000,
+        "tiles": 4_000_000,
+        "stripes": 4_000_000,
+        "kernel": 4_000_000,
+        "batch_invariant": 500_000,
+        "refused_plans": 40,
+        "refused_problems": 43,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, tuple[int, int]]]:
+    """Checks and faults by program and section."""
+    folder = tmp_path_factory.mktemp("partition")
+    flags = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror"]
+    flags += [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'tests' / 'csrc'}"]
+    found: dict[str, dict[str, tuple[int, int]]] = {}
+    for name, sources in SOURCES.items():
+        program = folder / name
+        files = [str(ROOT / source) for source in sources]
+        subprocess.run(["g++", *flags, *files, "-o", str(program)], check=True)
+        # Faults in words go to this test's own standard error.
+        printed = subprocess.run([program], check=True, stdout=subprocess.PIPE, text=True).stdout
+        sections = found.setdefault(name, {})
+        for line in printed.splitlines():
+            section, checks, faults = line.split()
+            before = sections.get(section, (0, 0))
+            sections[section] = (before[0] + int(checks), before[1] + int(faults))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("program", "section"),
+    [(program, section) for program, sections in AT_LEAST.items() for section in sections],
+)
+def test_no_check_fails(
+    results: dict[str, dict[str, tuple[int, int]]], program: str, section: str
+) -> None:
+    checks, faults = results[program][section]
+    assert faults == 0
+    assert checks >= AT_LEAST[program][section]
+
+
+def test_every_section_is_looked_at(results: dict[str, dict[str, tuple[int, int]]]) -> None:
+    assert {name: set(sections) for name, sections in results.items()} == {
+        name: set(sections) for name, sections in AT_LEAST.items()
+    }
