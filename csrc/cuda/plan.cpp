@@ -152,6 +152,10 @@ ql_cuda_plan choose_plan(const ql_linear_params& params, const ql_cuda_device& d
     plan.warps_k /= 2;
     plan.stages = most_stages(params, plan, device.shared_bytes_per_block);
   }
+  while (plan.stages < 2 && plan.token_blocks > 1) {  // fewer rows change no row's sum
+    plan.token_blocks /= 2;
+    plan.stages = most_stages(params, plan, device.shared_bytes_per_block);
+  }
   plan.whole_tiles = 1;
   complete_plan(params, plan);
   const int64_t tiles = int64_t{plan.m_tiles} * plan.n_tiles;
