@@ -16,7 +16,7 @@ from qlinear_service.kernels.backends import load_kernels
 @pytest.fixture
 def quick_build(monkeypatch: pytest.MonkeyPatch) -> None:
     """One small source instead of all."""
-    monkeypatch.setattr(build, "CPU_SOURCES", {"cpu/status.cpp": ()})
+    monkeypatch.setattr(build, "CPU_SOURCES", {"status.cpp": ()})
 
 
 @pytest.mark.parametrize("missing", ["g++", "ninja"])
@@ -38,7 +38,7 @@ def test_without_a_tool_the_torch_path_is_taken_and_says_which(
 def test_a_source_that_does_not_compile_is_one_line_and_a_log(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(build, "CPU_SOURCES", {"cpu/status.cpp": ("-DQL_OK=0",)})
+    monkeypatch.setattr(build, "CPU_SOURCES", {"status.cpp": ("-DQL_OK=0",)})
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
     with pytest.raises(build.BuildError, match=r"the CPU kernels failed: \S+: error: ") as caught:
         load_kernels(cache_dir=tmp_path, threads=1)
@@ -59,6 +59,14 @@ def test_the_library_is_built_once_and_again_after_an_edit(
     assert first.stat().st_mtime_ns == stamp
     monkeypatch.setattr(build, "CPU_FLAGS", (*build.CPU_FLAGS, "-DEDITED"))
     assert build.build_cpu_library(tmp_path) != first
+
+
+@pytest.mark.usefixtures("quick_build")
+def test_a_path_may_hold_any_sign(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    odd = tmp_path / "it's $HOME: a b"
+    shutil.copytree(build.SOURCE_ROOT, odd / "csrc")
+    monkeypatch.setattr(build, "SOURCE_ROOT", odd / "csrc")
+    assert build.build_cpu_library(odd / "cache").exists()
 
 
 @pytest.mark.usefixtures("quick_build")

@@ -22,9 +22,11 @@ FLOORS: list[set[str]] = [
         "publish",
         "log_values",
         "kernels.__init__",
-        "kernels.build",
         "kernels.layout",
-    },
+    }
+    | {"kernels.build", "kernels.build_cuda", "kernels.cuda_library", "kernels.resources"}
+    | {"kernels.architectures", "kernels.driver", "kernels.nvcc"}
+    | {"kernels.ninja", "kernels.library_cache"},
     {"config", "config_sources", "layers", "kernels.torch_types", "tracing"}
     | {"metrics", "measured", "metric_families", "bandwidth", "roofline"},
     {"kernels"},
@@ -55,6 +57,8 @@ NEVER_REACHES: dict[str, set[str]] = {
     "loadgen.report": {"torch", "grpc"},
     "cli": {"torch", "grpc"},
     "process": {"torch", "grpc"},
+    "kernels.build": {"torch", "grpc", "numpy", "rich"},
+    "kernels.resources": {"torch", "grpc", "numpy", "rich"},
     "commands.call": {"torch"},
 }
 

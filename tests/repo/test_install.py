@@ -66,6 +66,6 @@ def test_base_install_runs_the_client(source: Path, tmp_path: Path, protobuf: st
 
     code = "from importlib.resources import files; print(files('qlinear_service') / 'csrc')"
     csrc = Path(subprocess.check_output([python, "-c", code], text=True, cwd=tmp_path).strip())
-    for folder in (".", "cpu"):
-        here = {path.name for path in (ROOT / "csrc" / folder).glob("*.*")}
+    for folder in (".", "cpu", "cuda"):
+        here = {path.name for path in (ROOT / "csrc" / folder).glob("*.[hc]*")}
         assert here <= {path.name for path in (csrc / folder).iterdir()}

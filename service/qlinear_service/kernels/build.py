@@ -1,26 +1,43 @@
-"""Builds the kernel library from csrc/ with ninja, once for each content of its sources.
+"""Builds the CPU library from csrc/ with ninja, once for each content of its sources.
 
 The file name carries a hash of every source, the flags and the compiler's version, so an edit or
 another compiler builds anew and nothing stale is ever loaded. `make setup` runs this module; the
-server runs the same code at start and finds the result.
+server runs the same code at start and finds the result. --cuda hands over to build_cuda.py.
 """
 
+import argparse
 import contextlib
 import hashlib
-import os
 import platform
 import shutil
 import signal
-import subprocess
 import sys
-import tempfile
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from qlinear_service.errors import BuildError
+from qlinear_service.kernels.architectures import ARCHITECTURES, chosen_architectures
+from qlinear_service.kernels.build_cuda import RECORD_SUFFIX, build_cuda_library, read_record
+from qlinear_service.kernels.cuda_library import PREBUILT
+from qlinear_service.kernels.library_cache import (
+    default_cache_dir,
+    is_intact,
+    keep,
+    kept_or_temporary,
+    libraries_folder,
+)
+from qlinear_service.kernels.ninja import (
+    SOURCE_ROOT,
+    ToolMissing,
+    escape,
+    find_compiler,
+    find_ninja,
+    quoted,
+    run_ninja,
+    version_of,
+)
 from qlinear_service.publish import publish
 
 __all__ = [
@@ -32,9 +49,6 @@ __all__ = [
     "default_cache_dir",
     "main",
 ]
-
-SOURCE_ROOT = Path(__file__).resolve().parents[1] / "csrc"
-"""The C++ sources: a link to the checkout's csrc/, a copy of it in an installed package."""
 
 AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c")
 # g++ 12 warns of uninitialized variables inside its own AVX-512 headers (GCC bug 105593).
@@ -64,14 +78,6 @@ processor before it calls a body, so one build serves all x86-64 machines."""
 # No -ffast-math: sums keep their order and NaN stays NaN.
 CPU_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-Wall", "-Wextra", "-Werror")
 
-WORK_PREFIX = "build-"
-LONGEST_BUILD_SECONDS = 3600  # some hundred times what one takes
-STOP_CHECK_SECONDS = 0.2
-
-
-class ToolMissing(BuildError):
-    """There is no compiler or no ninja here; the text says which and how to get it."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Toolchain:
@@ -80,36 +86,19 @@ class _Toolchain:
     ninja: str
 
 
-def default_cache_dir() -> Path:
-    """Return where built kernels live unless the configuration names another folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "qlinear"
-
-
 @contextlib.contextmanager
 def cpu_library(cache_dir: Path, *, stop: threading.Event | None = None) -> Iterator[Path]:
-    """Yield the CPU library for as long as it takes to load it.
-
-    Where the cache can be neither used nor written, it is built in a temporary folder, which is
-    gone afterwards: a loaded library lives on without its file.
+    """Yield the CPU library for as long as it takes to load it; without a cache a temporary one.
 
     Raises:
         ToolMissing: there is no C++ compiler or no ninja.
         BuildError: the compilation failed or was stopped, or no folder can be written.
     """
-    with contextlib.ExitStack() as stack:
-        try:
-            library = build_cpu_library(cache_dir, stop=stop)
-        except OSError:
-            try:
-                folder = tempfile.TemporaryDirectory(prefix="qlinear-kernels-")
-                temporary = Path(stack.enter_context(folder))
-                library = build_cpu_library(temporary, stop=stop, keep_log=False)
-            except OSError as error:
-                raise BuildError(
-                    f"cannot build the CPU kernels in {cache_dir} or a temporary folder: "
-                    f"{error.strerror}; name a folder that can be written with --cache-dir"
-                ) from None
+
+    def build(folder: Path, keep_log: bool) -> Path:
+        return build_cpu_library(folder, stop=stop, keep_log=keep_log)
+
+    with kept_or_temporary(cache_dir, build, what="the CPU kernels") as library:
         yield library
 
 
@@ -129,59 +118,26 @@ def build_cpu_library(
         OSError: the cache holds no intact library and cannot be written.
     """
     tools = _find_toolchain()
-    folder = cache_dir / "kernels"
+    folder = libraries_folder(cache_dir)
     cached = folder / f"libqlinear_cpu-{_content_hash(tools)}.so"
-    if _is_intact(cached):
+    if is_intact(cached):
         return cached
-    folder.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(folder)
     log = folder / "build-failed.log" if keep_log else None
-    with tempfile.TemporaryDirectory(
-        prefix=WORK_PREFIX, dir=folder, ignore_cleanup_errors=True
-    ) as work_dir:
-        built = _run_ninja(tools, Path(work_dir), cached.name, stop=stop, log=log)
-        with built.open("ab") as file:
-            file.write(hashlib.sha256(built.read_bytes()).digest())
-        publish(built, cached)
+
+    def make(work_dir: Path) -> Path:
+        lines = _ninja_lines(tools, cached.name)
+        run_ninja(lines, work_dir, what="the CPU kernels", ninja=tools.ninja, stop=stop, log=log)
+        return work_dir / cached.name
+
+    keep(cached, make)
     return cached
 
 
-def _is_intact(library: Path) -> bool:
-    """Say whether the file ends with the hash of the rest; the loader of the system ignores it.
-
-    Loading half a file, as a full disk or a power cut leave it, would kill the process.
-    """
-    try:
-        content = library.read_bytes()
-    except OSError:
-        return False
-    size = hashlib.sha256().digest_size
-    return hashlib.sha256(content[:-size]).digest() == content[-size:]
-
-
-def _remove_leftovers(folder: Path) -> None:
-    """Remove the folders of builds that were killed; those of running ones are young."""
-    for work_dir in folder.glob(f"{WORK_PREFIX}*/"):
-        with contextlib.suppress(OSError):
-            if time.time() - work_dir.stat().st_mtime > LONGEST_BUILD_SECONDS:
-                shutil.rmtree(work_dir)
-
-
 def _find_toolchain() -> _Toolchain:
-    compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++")
-    if compiler is None:
-        raise ToolMissing("no C++ compiler: install g++ (Debian: apt-get install g++), or set CXX")
-    ninja = shutil.which("ninja", path=f"{Path(sys.executable).parent}{os.pathsep}{_path()}")
-    if ninja is None:
-        raise ToolMissing("no ninja: install it with: pip install ninja")
-    version = subprocess.run(
-        [compiler, "--version"], capture_output=True, text=True, check=False
-    ).stdout.partition("\n")[0]
+    compiler = find_compiler()
+    ninja = find_ninja()
+    version = version_of(compiler).partition("\n")[0]
     return _Toolchain(compiler=compiler, version=version, ninja=ninja)
-
-
-def _path() -> str:
-    return os.environ.get("PATH", os.defpath)
 
 
 def _content_hash(tools: _Toolchain) -> str:
@@ -201,69 +157,66 @@ def _cpu_sources() -> dict[str, tuple[str, ...]]:
     return {source: flags for source, flags in CPU_SOURCES.items() if not flags}
 
 
-def _run_ninja(
-    tools: _Toolchain, work_dir: Path, name: str, *, stop: threading.Event | None, log: Path | None
-) -> Path:
+def _ninja_lines(tools: _Toolchain, name: str) -> list[str]:
     objects = []
     lines = [
-        f"flags = {' '.join(CPU_FLAGS)} -I{_escape(SOURCE_ROOT)}",
+        f"flags = {' '.join(CPU_FLAGS)} -I{quoted(SOURCE_ROOT)}",
         "rule compile",
-        f"  command = {_escape(tools.compiler)} $flags -MMD -c $in -o $out",
+        f"  command = {quoted(tools.compiler)} $flags -c $in -o $out",
         "rule link",
-        f"  command = {_escape(tools.compiler)} -shared -fopenmp $in -o $out",
+        f"  command = {quoted(tools.compiler)} -shared -fopenmp $in -o $out",
     ]
     for source, flags in _cpu_sources().items():
         objects.append(f"{Path(source).stem}.o")
-        lines.append(f"build {objects[-1]}: compile {_escape(SOURCE_ROOT / source)}")
+        lines.append(f"build {objects[-1]}: compile {escape(SOURCE_ROOT / source)}")
         lines.append(f"  flags = $flags {' '.join(flags)}")
     lines.append(f"build {name}: link {' '.join(objects)}")
-    (work_dir / "build.ninja").write_text("\n".join(lines) + "\n")
-    code, output = _finish([tools.ninja, "-C", str(work_dir)], stop=stop)
-    if code != 0:
-        said = [line for line in output.splitlines() if line.strip()]
-        first = next((line for line in said if " error: " in line), "".join(said[-1:]))
-        where = "a cache that can be written keeps the whole output"
-        if log is not None:
-            log.write_text(output)
-            where = f"the whole output is in {log}"
-        raise BuildError(f"compiling the CPU kernels failed: {first.strip()}; {where}")
-    return work_dir / name
+    return lines
 
 
-def _finish(command: list[str], *, stop: threading.Event | None) -> tuple[int, str]:
-    """Run a command to its end and return its exit code and words; kill it if `stop` is set."""
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env=os.environ | {"LC_ALL": "C"},  # errors are looked for by the English word
-        start_new_session=True,  # Ctrl-C in the terminal is for us, who then end the command
-    )
-    try:
-        while True:
-            try:
-                output, _ = process.communicate(timeout=STOP_CHECK_SECONDS)
-                return process.returncode, output
-            except subprocess.TimeoutExpired:
-                if stop is not None and stop.is_set():
-                    raise BuildError("compiling the CPU kernels was stopped") from None
-    finally:
-        if process.returncode is None:
-            os.killpg(process.pid, signal.SIGTERM)  # ninja ends its compilers in turn
-            process.communicate()
+def main(words: Sequence[str] | None = None) -> int:
+    """Build one of the libraries and return the exit code.
 
-
-def _escape(path: str | Path) -> str:
-    """Return `path` as ninja reads it: blanks, colons and dollars are its own signs."""
-    return str(path).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
-
-
-def main() -> int:
-    """Build into the default cache; what the server can do without is a note, not a failure."""
+    What the server can do without, a CPU library, is a note and not a failure.
+    """
+    args = _parser().parse_args(words)
     # So that SIGTERM, too, ends the compilers and removes their folder.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return _build_cuda(args) if args.cuda else _build_cpu()
+    except BuildError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130  # what shells report for a program that Ctrl-C ended
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m qlinear_service.kernels.build",
+        description="Builds the CPU library, or with --cuda the GPU library, into the cache.",
+    )
+    parser.add_argument("--cuda", action="store_true", help="build the GPU library")
+    parser.add_argument(
+        "--arch",
+        default=",".join(ARCHITECTURES),
+        metavar="LIST",
+        help="architectures of the GPU library, e.g. 80,90a; native: the GPUs of this machine "
+        "[%(default)s]",
+    )
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("--output", type=Path, metavar="FILE", help="copy the GPU library there")
+    place.add_argument(
+        "--prebuilt",
+        dest="output",
+        action="store_const",
+        const=PREBUILT,
+        help="copy the GPU library into the package, where it is found without a compiler",
+    )
+    return parser
+
+
+def _build_cpu() -> int:
     try:
         print(f"CPU kernels: {build_cpu_library(default_cache_dir())}")
     except ToolMissing as error:
@@ -271,11 +224,25 @@ def main() -> int:
     except OSError as error:
         print(f"note: cannot keep CPU kernels in {default_cache_dir()}: {error.strerror}")
         print("note: the server will build them at each start; --cache-dir names another folder")
-    except BuildError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130  # what shells report for a program that Ctrl-C ended
+    return 0
+
+
+def _build_cuda(args: argparse.Namespace) -> int:
+    architectures = chosen_architectures(args.arch.split(","))
+    try:
+        library = build_cuda_library(default_cache_dir(), architectures)
+        record = read_record(library)
+        if args.output is not None:
+            args.output.parent.mkdir(parents=True, exist_ok=True)
+            for suffix in (RECORD_SUFFIX, library.suffix):
+                copy = args.output.with_suffix(f"{suffix}.new")
+                shutil.copyfile(library.with_suffix(suffix), copy)
+                publish(copy, args.output.with_suffix(suffix))
+            library = args.output
+    except OSError as error:
+        raise BuildError(f"cannot write {error.filename}: {error.strerror}") from error
+    seconds = "" if record is None else f", built in {record.seconds:.0f} s"
+    print(f"GPU kernels for {' '.join(architectures)}{seconds}: {library}")
     return 0
 
 
