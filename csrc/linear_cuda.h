@@ -35,7 +35,7 @@ typedef struct ql_cuda_plan {
   int32_t token_blocks;  // blocks of 8 rows of x that one tile holds: 1, 2, 4 or 8
   int32_t warps_n;       // warps of a thread block side by side along n, 32 columns each
   int32_t warps_k;       // groups of such warps that share out the k steps of a tile
-  int32_t stages;        // steps that each warp's ring holds, 2 to 8
+  int32_t stages;        // steps that each warp's ring holds, 2 to 4
   int32_t ctas;          // thread blocks
   int32_t whole_tiles;   // 1: no tile is split between thread blocks
   int32_t m_tiles, n_tiles;

@@ -18,7 +18,7 @@ inline constexpr int kBlocksPerWarp = 2;  // n-blocks of 16 output features that
 inline constexpr int kWarpN = kBlocksPerWarp * layout::kTileN;
 inline constexpr int kTokens = 8;  // rows of x in one mma operand
 inline constexpr int kMaxTokenBlocks = 8;
-inline constexpr int kMaxStages = 8;
+inline constexpr int kMaxStages = 4;
 inline constexpr int kMaxWarpsK = 16;
 inline constexpr int kMaxWarpsN = 8;
 // Named barriers of a thread block are 0 to 15; 0 is __syncthreads.
@@ -81,16 +81,32 @@ constexpr SharedMemory shared_memory(Geometry geometry, int bits, int64_t group_
 }
 
 // The line of steps and its stripes. A granule is what is never cut: one step, or a whole tile.
+// The first `longer` stripes hold one granule more than the others.
 struct Stripes {
   int64_t granules;
   int granule_steps;
-  int ctas;  // at most as many as granules
+  int ctas;      // at most as many as granules
+  int64_t each;  // granules / ctas
+  int longer;    // granules % ctas
 
-  // First step of stripe `cta`; that of stripe `ctas` is the line's end.
-  constexpr int64_t begin(int64_t cta) const { return granules * cta / ctas * granule_steps; }
+  constexpr Stripes() : granules(0), granule_steps(1), ctas(1), each(0), longer(0) {}
+  constexpr Stripes(int64_t granules_, int granule_steps_, int ctas_)
+      : granules(granules_),
+        granule_steps(granule_steps_),
+        ctas(ctas_),
+        each(granules_ / ctas_),
+        longer(static_cast<int>(granules_ % ctas_)) {}
+
+  // First granule of stripe `cta`; that of stripe `ctas` is the line's end.
+  constexpr int64_t first(int64_t cta) const { return each * cta + (cta < longer ? cta : longer); }
+  // First step of stripe `cta`.
+  constexpr int64_t begin(int64_t cta) const { return first(cta) * granule_steps; }
   // The stripe that holds this step.
   constexpr int owner(int64_t step) const {
-    return static_cast<int>(((step / granule_steps + 1) * ctas - 1) / granules);
+    const int64_t granule = step / granule_steps;
+    const int64_t in_longer = (each + 1) * longer;
+    return static_cast<int>(granule < in_longer ? granule / (each + 1)
+                                                : longer + (granule - in_longer) / each);
   }
 };
 

@@ -74,10 +74,20 @@ LinearArgs linear_args(const ql_linear_params& params, const ql_cuda_plan& plan,
                                         partition::kCounterBytes);
   args.x_row_bytes = params.x_row_stride * item_bytes(params.x_dtype);
   args.y_row_stride = params.y_row_stride;
+  args.x_advance_bytes = args.x_row_bytes * (plan.warps_n * 32 / partition::kRowChunks);
   args.code_block_bytes = layout::kTileN * k_padded * params.bits / 8;
   args.scale_item_bytes = item_bytes(params.scale_dtype);
   args.scale_block_bytes = groups * layout::kTileN * args.scale_item_bytes;
   args.zero_block_bytes = groups * layout::kTileN;
+  const int step_groups = partition::groups_per_step(params.group_size);
+  const bool has_zeros = params.zeros != nullptr;
+  args.scale_chunks = step_groups * args.scale_item_bytes;
+  args.zero_chunks = has_zeros ? step_groups : 0;
+  args.code_step_bytes =
+      static_cast<int>(partition::kStepK / layout::kTileK * layout::tile_bytes(params.bits));
+  args.scale_step_bytes = params.group_size == -1 ? 0 : args.scale_chunks * layout::kVectorBytes;
+  args.zero_step_bytes = params.group_size == -1 ? 0 : args.zero_chunks * layout::kVectorBytes;
+  args.x_item_bytes = item_bytes(params.x_dtype);
   args.stripes = stripes_of(params, plan);
   args.memory = partition::shared_memory(
       {plan.token_blocks, plan.warps_n, plan.warps_k, plan.stages}, params.bits, params.group_size,
@@ -89,6 +99,7 @@ LinearArgs linear_args(const ql_linear_params& params, const ql_cuda_plan& plan,
   args.tile_steps = static_cast<int>(k_padded / partition::kStepK);
   args.m_tiles = plan.m_tiles;
   args.warps_n = plan.warps_n;
+  while (1 << args.warps_n_log2 < plan.warps_n) ++args.warps_n_log2;
   args.warps_k = plan.warps_k;
   args.stages = plan.stages;
   args.group_size = static_cast<int>(params.group_size);

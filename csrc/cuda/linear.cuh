@@ -17,223 +17,43 @@
 // How the work is cut: partition.h. Rings keep running across tiles.
 #pragma once
 
-#include "cuda/fragments.cuh"
-#include "cuda/linear_args.h"
-#include "cuda/values.cuh"
+#include "cuda/producer.cuh"
 
 namespace qlinear::cuda {
-
-using partition::kBlocksPerWarp;
-using partition::kStepK;
-using partition::kTokens;
-using partition::kWarpN;
-
-// A thread block's stripe as tiles: from a step of the first tile to before a step of the last one.
-struct Stripe {
-  int first_tile, first_step, last_tile, last_end;
-
-  __device__ __forceinline__ Stripe(const LinearArgs& args, int cta) {
-    const int64_t first = args.stripes.begin(cta), last = args.stripes.begin(cta + 1);
-    first_tile = static_cast<int>(first / args.tile_steps);
-    first_step = static_cast<int>(first % args.tile_steps);
-    last_tile = static_cast<int>((last - 1) / args.tile_steps);
-    last_end = static_cast<int>((last - 1) % args.tile_steps) + 1;
-  }
-  __device__ __forceinline__ int begin_of(int tile) const {
-    return tile == first_tile ? first_step : 0;
-  }
-  __device__ __forceinline__ int end_of(int tile, int tile_steps) const {
-    return tile == last_tile ? last_end : tile_steps;
-  }
-};
 
 template <typename Dtype, int kBits, int kTokenBlocks, bool kFineGroups>
 struct LinearKernel {
   using Format = Codes<Dtype, kBits>;
-  static constexpr int kTileCodeBytes = static_cast<int>(layout::tile_bytes(kBits));
+  using Ring = Producer<Dtype, kBits, kTokenBlocks>;
   static constexpr int kStepTiles = kStepK / layout::kTileK;
   static constexpr int kVectors = kBits / 4;  // of 16 bytes per lane and layout tile
-  static constexpr int kTileRows = kTokenBlocks * kTokens;
-  static constexpr int kActivationStage = kTileRows * partition::kRowBytes;
+  static constexpr int kTileRows = Ring::kTileRows;
 
   const LinearArgs& args;
   unsigned char* const shared;
-  const int lane, warp_n, group;  // warp's place along n, and its group along k
-  const Stripe stripe;
-
-  // Producer: the step to be copied next, and where its bytes come from.
-  int next_tile, next_step, next_end;
-  const unsigned char* codes_from;
-  const unsigned char* scales_from;
-  const unsigned char* zeros_from = nullptr;
-  int write_stage = 0;
-  // Consumer.
-  int read_stage = 0;
+  const uint32_t shared_base;
+  const int lane, warp_n, group;      // warp's place along n, and its group along k
+  const uint32_t activations, codes;  // the rings this warp reads, stage 0
+  Ring ring;
+  int stage = 0;  // to be read next
   typename Format::Zeros zeros[kBlocksPerWarp];
+  uint32_t b_operands[4];
   float totals[kBlocksPerWarp][kTokenBlocks][4];
 
   __device__ __forceinline__ LinearKernel(const LinearArgs& a, unsigned char* dynamic_shared)
       : args(a),
         shared(dynamic_shared),
+        shared_base(shared_address(dynamic_shared)),
         lane(threadIdx.x % 32),
         warp_n(threadIdx.x / 32 % a.warps_n),
         group(threadIdx.x / 32 / a.warps_n),
-        stripe(a, blockIdx.x) {}
+        activations(shared_base + group * a.stages * Ring::kActivationStage),
+        codes(shared_base + a.memory.weights +
+              (group * a.warps_n + warp_n) * a.stages * a.memory.warp_stage),
+        ring(a, lane, warp_n, group, activations, codes) {}
 
   __device__ __forceinline__ int groups_per_step() const {
     return kFineGroups ? 128 / args.group_size : 1;
-  }
-  __device__ __forceinline__ uint32_t activations(int stage) const {
-    return shared_address(shared) + (group * args.stages + stage) * kActivationStage;
-  }
-  __device__ __forceinline__ uint32_t weights(int stage) const {
-    return shared_address(shared) + args.memory.weights +
-           ((group * args.warps_n + warp_n) * args.stages + stage) * args.memory.warp_stage;
-  }
-  __device__ __forceinline__ int first_row(int tile) const {
-    return tile % args.m_tiles * kTileRows;
-  }
-  __device__ __forceinline__ int rows_of(int tile) const {
-    return min(args.m - first_row(tile), kTileRows);
-  }
-  // The warp's first n-block; warps beyond the last feature repeat the last ones unseen.
-  __device__ __forceinline__ int n_block(int tile) const {
-    const int block = (tile / args.m_tiles * args.warps_n + warp_n) * kBlocksPerWarp;
-    return min(block, args.n_blocks - kBlocksPerWarp);
-  }
-
-  __device__ __forceinline__ void aim() {
-    const int64_t block = n_block(next_tile);
-    codes_from = args.qweight + block * args.code_block_bytes +
-                 static_cast<int64_t>(next_step) * (kStepTiles * kTileCodeBytes) +
-                 lane * layout::kVectorBytes;
-    // Lanes of the first half copy for the first n-block where there are enough chunks for both.
-    const int chunks = groups_per_step() * args.scale_item_bytes;
-    const int64_t step = args.group_size == -1 ? 0 : next_step;
-    scales_from = args.scales + (block + (lane >= chunks ? 1 : 0)) * args.scale_block_bytes +
-                  (step * chunks + lane % chunks) * layout::kVectorBytes;
-    if (args.zeros != nullptr) {
-      const int zero_chunks = groups_per_step();
-      zeros_from = args.zeros + (block + (lane >= zero_chunks ? 1 : 0)) * args.zero_block_bytes +
-                   (step * zero_chunks + lane % zero_chunks) * layout::kVectorBytes;
-    }
-  }
-
-  // Starts copying the weights of the producer's step into its stage.
-  __device__ __forceinline__ void fetch_weights() {
-    uint32_t to = weights(write_stage);
-#pragma unroll
-    for (int block = 0; block < kBlocksPerWarp; ++block) {
-      const unsigned char* from = codes_from + block * args.code_block_bytes;
-#pragma unroll
-      for (int vector = 0; vector < kStepTiles * kVectors; ++vector) {
-        copy_async(to + lane * layout::kVectorBytes, from);
-        to += 32 * layout::kVectorBytes;
-        from += 32 * layout::kVectorBytes;
-      }
-    }
-    const int chunks = groups_per_step() * args.scale_item_bytes;
-    if (lane < kBlocksPerWarp * chunks) copy_async(to + lane * layout::kVectorBytes, scales_from);
-    if (args.zeros != nullptr) {
-      to += kBlocksPerWarp * chunks * layout::kVectorBytes;
-      if (lane < kBlocksPerWarp * groups_per_step()) {
-        copy_async(to + lane * layout::kVectorBytes, zeros_from);
-      }
-    }
-  }
-
-  // Starts copying the rows of x of the producer's step, this thread's share of the group's.
-  __device__ __forceinline__ void fetch_activations() {
-    const uint32_t to = activations(write_stage);
-    const int row0 = first_row(next_tile);
-    const int rows = rows_of(next_tile);
-    const int thread = warp_n * 32 + lane;
-    const int chunk = thread % partition::kRowChunks;
-    const int k0 = next_step * kStepK + chunk * 8;
-    const int columns = max(0, min(args.k - k0, 8));
-    const int row_step = args.warps_n * 32 / partition::kRowChunks;
-    if (args.x_async) {
-      const unsigned char* from = args.x +
-                                  (row0 + thread / partition::kRowChunks) * args.x_row_bytes +
-                                  (columns > 0 ? static_cast<int64_t>(k0) * 2 : 0);
-      const int64_t advance = row_step * args.x_row_bytes;
-      for (int row = thread / partition::kRowChunks; row < rows; row += row_step) {
-        copy_async_part(to + partition::activation_offset(row, chunk), from, columns * 2);
-        from += advance;
-      }
-    } else {
-      for (int row = thread / partition::kRowChunks; row < rows; row += row_step) {
-        const unsigned char* from = args.x + (row0 + row) * args.x_row_bytes;
-        const uint4 values = load_converted<Dtype>(from, k0, columns, args.x_dtype);
-        store_shared_16(to + partition::activation_offset(row, chunk), values);
-      }
-    }
-  }
-
-  __device__ __forceinline__ void advance() {
-    next_step += args.warps_k;
-    write_stage = write_stage + 1 == args.stages ? 0 : write_stage + 1;
-    if (next_step >= next_end) {
-      enter_tile(next_tile + 1);
-      return;
-    }
-    codes_from += args.warps_k * (kStepTiles * kTileCodeBytes);
-    if (args.group_size != -1) {
-      const int groups = args.warps_k * groups_per_step();
-      scales_from += groups * args.scale_item_bytes * layout::kVectorBytes;
-      if (args.zeros != nullptr) zeros_from += groups * layout::kVectorBytes;
-    }
-  }
-
-  // Aims at the group's first step in this tile, or in the first one after it that holds any.
-  __device__ __forceinline__ void enter_tile(int tile) {
-    for (next_tile = tile; next_tile <= stripe.last_tile; ++next_tile) {
-      next_step = stripe.begin_of(next_tile) + group;
-      next_end = stripe.end_of(next_tile, args.tile_steps);
-      if (next_step < next_end) {
-        aim();
-        return;
-      }
-    }
-  }
-
-  __device__ __forceinline__ bool has_next() const { return next_tile <= stripe.last_tile; }
-
-  __device__ __forceinline__ void fetch() {
-    if (has_next()) {
-      fetch_weights();
-      fetch_activations();
-      advance();
-    }
-    copy_commit();  // also where nothing was copied: waiting counts commits
-  }
-
-  __device__ __forceinline__ void rewind() {
-    write_stage = 0;
-    enter_tile(stripe.first_tile);
-  }
-
-  // Fills the ring but for one stage. Weights depend on no kernel, so they come first where this
-  // one may have been started before the one that writes x has ended.
-  __device__ __forceinline__ void fill() {
-    rewind();
-    if (!args.dependent) {
-      for (int stage = 0; stage + 1 < args.stages; ++stage) fetch();
-      return;
-    }
-    for (int stage = 0; stage + 1 < args.stages && has_next(); ++stage) {
-      fetch_weights();
-      advance();
-    }
-    wait_for_previous_kernel();
-    rewind();
-    for (int stage = 0; stage + 1 < args.stages; ++stage) {
-      if (has_next()) {
-        fetch_activations();
-        advance();
-      }
-      copy_commit();
-    }
   }
 
   __device__ __forceinline__ void group_barrier() {
@@ -253,13 +73,29 @@ struct LinearKernel {
     }
   }
 
-  // total += scale * sum for both n-blocks.
-  __device__ __forceinline__ void apply_scales(const float (&sums)[kBlocksPerWarp][kTokenBlocks][4],
-                                               uint32_t at, int group_in_step) {
+  // Scales of rows g and g + 8 of both n-blocks, as they lie in memory.
+  struct RawScales {
+    uint32_t low[kBlocksPerWarp], high[kBlocksPerWarp];
+  };
+
+  __device__ __forceinline__ RawScales load_scales(uint32_t at, int group_in_step) const {
+    RawScales raw;
 #pragma unroll
     for (int block = 0; block < kBlocksPerWarp; ++block) {
       const int pair = (block * groups_per_step() + group_in_step) * layout::kTileN + lane / 4 * 2;
-      const float2 scale = load_shared_scales(at + pair * args.scale_item_bytes, args.scale_dtype);
+      const uint32_t from = at + pair * args.scale_item_bytes;
+      raw.low[block] = load_shared_4(from);
+      raw.high[block] = args.scale_item_bytes == 4 ? load_shared_4(from + 4) : 0;
+    }
+    return raw;
+  }
+
+  // total += scale * sum for both n-blocks.
+  __device__ __forceinline__ void apply_scales(const float (&sums)[kBlocksPerWarp][kTokenBlocks][4],
+                                               const RawScales& raw) {
+#pragma unroll
+    for (int block = 0; block < kBlocksPerWarp; ++block) {
+      const float2 scale = scales_of(raw.low[block], raw.high[block], args.scale_dtype);
 #pragma unroll
       for (int token = 0; token < kTokenBlocks; ++token) {
         totals[block][token][0] += scale.x * sums[block][token][0];
@@ -270,16 +106,51 @@ struct LinearKernel {
     }
   }
 
+  // What of the activations one load_matrices brings: k 0-7 and 8-15 of two blocks of rows, or,
+  // where there is but one block, of two sixteenths of k. The address this lane gives for the
+  // first; others differ in bits that the swizzle leaves to an exclusive or.
+  __device__ __forceinline__ int matrix_row() const {
+    return kTokenBlocks == 1 ? partition::activation_offset(lane % 8, lane / 8)
+                             : partition::activation_offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+  }
+
+  // sums += weights of 16 k, the `k16`-th of the step, times all rows of x.
+  __device__ __forceinline__ void multiply(float (&sums)[kBlocksPerWarp][kTokenBlocks][4],
+                                           const uint32_t (&a)[kBlocksPerWarp][4], uint32_t row,
+                                           int k16) {
+    if constexpr (kTokenBlocks == 1) {
+      if (k16 % 2 == 0) load_matrices(b_operands, row ^ (k16 / 2 * 64));
+#pragma unroll
+      for (int block = 0; block < kBlocksPerWarp; ++block) {
+        multiply_accumulate<Dtype>(sums[block][0], a[block], b_operands[k16 % 2 * 2],
+                                   b_operands[k16 % 2 * 2 + 1]);
+      }
+    } else {
+#pragma unroll
+      for (int token = 0; token < kTokenBlocks; token += 2) {
+        load_matrices(b_operands, (row + token * kTokens * partition::kRowBytes) ^ (k16 * 32));
+#pragma unroll
+        for (int block = 0; block < kBlocksPerWarp; ++block) {
+          multiply_accumulate<Dtype>(sums[block][token], a[block], b_operands[0], b_operands[1]);
+          multiply_accumulate<Dtype>(sums[block][token + 1], a[block], b_operands[2],
+                                     b_operands[3]);
+        }
+      }
+    }
+  }
+
   __device__ __forceinline__ void compute_step() {
-    const uint32_t x = activations(read_stage);
-    const uint32_t codes = weights(read_stage);
-    const uint32_t scales = codes + partition::code_bytes(kBits);
-    const uint32_t zero_bytes = scales + kWarpN * groups_per_step() * args.scale_item_bytes;
-    read_stage = read_stage + 1 == args.stages ? 0 : read_stage + 1;
-    // Lane l reads row l % 8 of chunk l / 8 of each quarter; the quarter is an exclusive or.
-    const uint32_t row = x + partition::activation_offset(lane % 8, lane / 8);
+    const uint32_t step_codes = codes + stage * args.memory.warp_stage;
+    const uint32_t scales_at = step_codes + partition::code_bytes(kBits);
+    const uint32_t zeros_at = scales_at + kBlocksPerWarp * args.scale_chunks * layout::kVectorBytes;
+    const uint32_t row = activations + stage * Ring::kActivationStage + matrix_row();
+    stage = stage + 1 == args.stages ? 0 : stage + 1;
     const bool zeros_vary = args.zeros != nullptr;
-    if (!kFineGroups && zeros_vary) load_zeros(zero_bytes, 0);
+    RawScales raw;
+    if (!kFineGroups) {
+      if (zeros_vary) load_zeros(zeros_at, 0);
+      raw = load_scales(scales_at, 0);
+    }
 
     float sums[kBlocksPerWarp][kTokenBlocks][4];
 #pragma unroll
@@ -290,7 +161,7 @@ struct LinearKernel {
 #pragma unroll
         for (int vector = 0; vector < kVectors; ++vector) {
           const uint4 loaded = load_shared_16(
-              codes + ((block * kStepTiles + tile) * kVectors + vector) * 512 + lane * 16);
+              step_codes + ((block * kStepTiles + tile) * kVectors + vector) * 512 + lane * 16);
           words[block][4 * vector] = loaded.x;
           words[block][4 * vector + 1] = loaded.y;
           words[block][4 * vector + 2] = loaded.z;
@@ -301,31 +172,25 @@ struct LinearKernel {
       for (int half = 0; half < 2; ++half) {  // 32 of the tile's 64 k
         const int quarter = 2 * tile + half;
         const int fine_group = kFineGroups && args.group_size == 64 ? quarter / 2 : quarter;
-        if (kFineGroups && zeros_vary) load_zeros(zero_bytes, fine_group);
+        if (kFineGroups) {
+          if (zeros_vary) load_zeros(zeros_at, fine_group);
+          raw = load_scales(scales_at, fine_group);
+        }
         if (kFineGroups || quarter == 0) clear(sums);
-        uint32_t a[2][kBlocksPerWarp][4];
 #pragma unroll
         for (int k16 = 0; k16 < 2; ++k16) {
+          uint32_t a[kBlocksPerWarp][4];
 #pragma unroll
           for (int block = 0; block < kBlocksPerWarp; ++block) {
-            Format::operand(a[k16][block], &words[block][(2 * half + k16) * Format::kWords],
+            Format::operand(a[block], &words[block][(2 * half + k16) * Format::kWords],
                             zeros[block]);
           }
+          multiply(sums, a, row, 2 * quarter + k16);
         }
-#pragma unroll
-        for (int token = 0; token < kTokenBlocks; ++token) {
-          uint32_t b[4];
-          load_matrices(b, (row + token * kTokens * partition::kRowBytes) ^ (quarter * 64));
-#pragma unroll
-          for (int block = 0; block < kBlocksPerWarp; ++block) {
-            multiply_accumulate<Dtype>(sums[block][token], a[0][block], b[0], b[1]);
-            multiply_accumulate<Dtype>(sums[block][token], a[1][block], b[2], b[3]);
-          }
-        }
-        if (kFineGroups) apply_scales(sums, scales, fine_group);
+        if (kFineGroups) apply_scales(sums, raw);
       }
     }
-    if (!kFineGroups) apply_scales(sums, scales, 0);
+    if (!kFineGroups) apply_scales(sums, raw);
   }
 
   template <int kCount>
@@ -363,26 +228,29 @@ struct LinearKernel {
     const float* from = reinterpret_cast<const float*>(shared + args.memory.partials) +
                         row * args.memory.partial_row + column;
     float4 sum = *reinterpret_cast<const float4*>(from);
+#pragma unroll 4
     for (int other = 1; other < args.warps_k; ++other) {
-      from += kTokenBlocks * kTokens * args.memory.partial_row;
-      add(sum, *reinterpret_cast<const float4*>(from));
+      add(sum,
+          *reinterpret_cast<const float4*>(from + other * kTileRows * args.memory.partial_row));
     }
     return sum;
   }
 
   // Adds the groups up, and stores results or, where others hold the rest of the tile, a share.
   __device__ __forceinline__ void finish_tile(int tile) {
-    const bool began = stripe.begin_of(tile) == 0;
-    const bool whole = began && stripe.end_of(tile, args.tile_steps) == args.tile_steps;
-    const int columns = args.warps_n * kWarpN;
-    const int rows = rows_of(tile), row0 = first_row(tile);
-    const int n0 = tile / args.m_tiles * columns;
+    const bool began = ring.stripe.begin_of(tile) == 0;
+    const bool whole = began && ring.stripe.end_of(tile, args.tile_steps) == args.tile_steps;
+    const TilePlace place(args, tile);
+    const int row0 = place.m_tile * kTileRows, rows = min(args.m - row0, kTileRows);
+    const int n0 = place.n_tile * args.warps_n * kWarpN;
+    const int row_shift = 3 + args.warps_n_log2;  // a row of the tile is so many float4, as a power
+    const int columns_mask = (1 << row_shift) - 1;
 
     store_totals();
     __syncthreads();
     float* slot = slot_of(blockIdx.x, began);
-    for (int i = threadIdx.x; i < rows * columns / 4; i += blockDim.x) {
-      const int row = i / (columns / 4), column = i % (columns / 4) * 4;
+    for (int i = threadIdx.x; i < rows << row_shift; i += blockDim.x) {
+      const int row = i >> row_shift, column = (i & columns_mask) * 4;
       const float4 sum = add_groups(row, column);
       if (whole) {
         store_results(args, row0 + row, n0 + column, sum);
@@ -396,10 +264,10 @@ struct LinearKernel {
       const int to = args.stripes.owner(begin + args.tile_steps - 1);
       if (is_last_to_arrive(tile, to - from)) {
         const bool first_began = args.stripes.begin(from) <= begin;
-        for (int i = threadIdx.x; i < rows * columns / 4; i += blockDim.x) {
+        for (int i = threadIdx.x; i < rows << row_shift; i += blockDim.x) {
           float4 sum = load_share(from, first_began, i);
           for (int cta = from + 1; cta <= to; ++cta) add(sum, load_share(cta, false, i));
-          store_results(args, row0 + i / (columns / 4), n0 + i % (columns / 4) * 4, sum);
+          store_results(args, row0 + (i >> row_shift), n0 + (i & columns_mask) * 4, sum);
         }
       }
     }
@@ -442,15 +310,15 @@ struct LinearKernel {
         zeros[block] = Format::zeros(args.symmetric_zero, args.symmetric_zero);
       }
     }
-    fill();
+    ring.fill(lane, warp_n);
     release_next_kernel();
-    for (int tile = stripe.first_tile; tile <= stripe.last_tile; ++tile) {
+    for (int tile = ring.stripe.first_tile; tile <= ring.stripe.last_tile; ++tile) {
       clear(totals);
-      const int end = stripe.end_of(tile, args.tile_steps);
-      for (int step = stripe.begin_of(tile) + group; step < end; step += args.warps_k) {
-        copy_wait(args.stages - 2);
+      const int end = ring.stripe.end_of(tile, args.tile_steps);
+      for (int step = ring.stripe.begin_of(tile) + group; step < end; step += args.warps_k) {
+        wait_for_oldest(args.stages);
         group_barrier();
-        fetch();
+        ring.fetch(lane, warp_n);
         compute_step();
       }
       finish_tile(tile);

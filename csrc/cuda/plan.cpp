@@ -105,7 +105,7 @@ const char* plan_fault(const ql_linear_params& params, const ql_cuda_device& dev
   if (plan.warps_n * plan.warps_k * 32 > partition::max_threads(plan.token_blocks)) {
     return "too many warps for the registers of this kernel";
   }
-  if (plan.stages < 2 || plan.stages > partition::kMaxStages) return "stages must be 2 to 8";
+  if (plan.stages < 2 || plan.stages > partition::kMaxStages) return "stages must be 2 to 4";
   ql_cuda_plan complete = plan;
   complete_plan(params, complete);
   if (complete.shared_bytes > device.shared_bytes_per_block) {
@@ -116,6 +116,9 @@ const char* plan_fault(const ql_linear_params& params, const ql_cuda_device& dev
   const int64_t granules = plan.whole_tiles ? tiles : tiles * tile_steps(params);
   if (plan.ctas < 1 || plan.ctas > granules) {
     return "ctas must be 1 at least, and at most one per tile (whole_tiles) or step";
+  }
+  if (!plan.whole_tiles && granules >= int64_t{1} << 31) {
+    return "too many steps to split tiles between thread blocks; set whole_tiles";
   }
   if (complete.workspace_bytes > partition::kWorkspaceBytes) return "too large a workspace";
   if (!plan.whole_tiles && tiles * int64_t{sizeof(int32_t)} > partition::kCounterBytes) {

@@ -19,7 +19,16 @@ __device__ __forceinline__ void copy_async(uint32_t to, const void* from) {
                : "memory");
 }
 
-// The same for the first `bytes` of 16; the rest becomes zero.
+// The same where `wanted`, without a branch.
+__device__ __forceinline__ void copy_async_if(bool wanted, uint32_t to, const void* from) {
+  asm volatile(
+      "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %0, 0;\n\t"
+      "@p cp.async.cg.shared.global.L2::256B [%1], [%2], 16;\n\t}" ::"r"(static_cast<int>(wanted)),
+      "r"(to), "l"(from)
+      : "memory");
+}
+
+// The first `bytes` of 16; the rest becomes zero.
 __device__ __forceinline__ void copy_async_part(uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
@@ -34,30 +43,15 @@ __device__ __forceinline__ void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Waits until at most `pending` commits of this thread are under way; 0 to 6.
-__device__ __forceinline__ void copy_wait(int pending) {
-  switch (pending) {  // the instruction takes a constant only
-    case 0:
-      copy_wait<0>();
-      break;
-    case 1:
-      copy_wait<1>();
-      break;
-    case 2:
-      copy_wait<2>();
-      break;
-    case 3:
-      copy_wait<3>();
-      break;
-    case 4:
-      copy_wait<4>();
-      break;
-    case 5:
-      copy_wait<5>();
-      break;
-    default:
-      copy_wait<6>();
-      break;
+// Waits until the oldest stage of a full ring but for one is there; the instruction takes a
+// constant only.
+__device__ __forceinline__ void wait_for_oldest(int stages) {
+  if (stages == 4) {
+    copy_wait<2>();
+  } else if (stages == 3) {
+    copy_wait<1>();
+  } else {
+    copy_wait<0>();
   }
 }
 

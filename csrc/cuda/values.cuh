@@ -20,23 +20,22 @@ __device__ __forceinline__ float load_value(const unsigned char* from, int64_t i
   return dtype == QL_F16 ? half_bits_to_float(bits) : bf16_bits_to_float(bits);
 }
 
-// Eight elements of a row of x from k0 on, zero from `columns` on, as 16-bit numbers: for rows that
-// are not 16-byte aligned, and for fp32, which is rounded to nearest here.
+// Eight elements of x, zero from `columns` on, as 16-bit numbers: for rows that are not 16-byte
+// aligned, and for fp32, which is rounded to nearest here. Not inlined: it is the way less taken.
 template <typename Dtype>
-__device__ __noinline__ uint4 load_converted(const unsigned char* row, int k0, int columns,
-                                             int dtype) {
+__device__ __noinline__ uint4 load_converted(const unsigned char* from, int columns, int dtype) {
   uint32_t words[4];
 #pragma unroll
   for (int pair = 0; pair < 4; ++pair) {
-    uint32_t low = 0, high = 0;
+    const bool has_low = 2 * pair < columns, has_high = 2 * pair + 1 < columns;
     if (dtype == QL_F32) {
-      const float* from = reinterpret_cast<const float*>(row) + k0;
-      words[pair] = Dtype::pack(2 * pair < columns ? from[2 * pair] : 0.0f,
-                                2 * pair + 1 < columns ? from[2 * pair + 1] : 0.0f);
+      const float* values = reinterpret_cast<const float*>(from);
+      words[pair] =
+          Dtype::pack(has_low ? values[2 * pair] : 0.0f, has_high ? values[2 * pair + 1] : 0.0f);
     } else {
-      const unsigned short* from = reinterpret_cast<const unsigned short*>(row) + k0;
-      if (2 * pair < columns) low = from[2 * pair];
-      if (2 * pair + 1 < columns) high = from[2 * pair + 1];
+      const unsigned short* values = reinterpret_cast<const unsigned short*>(from);
+      const uint32_t low = has_low ? values[2 * pair] : 0;
+      const uint32_t high = has_high ? values[2 * pair + 1] : 0;
       words[pair] = low | high << 16;
     }
   }
@@ -49,13 +48,12 @@ __device__ __forceinline__ void store_shared_16(uint32_t to, uint4 value) {
                : "memory");
 }
 
-// Scales of rows g and g + 8, which lie side by side.
-__device__ __forceinline__ float2 load_shared_scales(uint32_t at, int dtype) {
-  if (dtype == QL_F32) return load_shared_float2(at);
-  const uint32_t pair = load_shared_4(at);
+// Two scales that lie side by side: both halves of `low`, or for fp32 both words.
+__device__ __forceinline__ float2 scales_of(uint32_t low, uint32_t high, int dtype) {
+  if (dtype == QL_F32) return make_float2(__uint_as_float(low), __uint_as_float(high));
   if (dtype == QL_F16)
-    return make_float2(half_bits_to_float(pair & 0xffff), half_bits_to_float(pair >> 16));
-  return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+    return make_float2(half_bits_to_float(low & 0xffff), half_bits_to_float(low >> 16));
+  return make_float2(__uint_as_float(low << 16), __uint_as_float(low & 0xffff0000u));
 }
 
 __device__ __forceinline__ void store_value(unsigned char* y, int64_t index, float value,
