@@ -1,0 +1,124 @@
+"""Our CUDA kernels against the floor of this GPU, against cuBLAS and against Humming.
+
+This process finds the library, watches the one that measures (kernel_run.py) and reports.
+`qlinear bench kernel --help` tells the method.
+"""
+
+import contextlib
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from figures import console, write_json
+from kernel_figures import FILL_BYTES
+from kernel_journal import USAGE, Journal, supervise
+from kernel_options import Options, parse
+from kernel_plot import plot
+from kernel_report import as_json, build_report, is_bad
+from kernel_tables import print_report
+
+from qlinear_service.errors import BuildError
+from qlinear_service.kernels.architectures import chosen_architectures
+from qlinear_service.kernels.build import default_cache_dir
+from qlinear_service.kernels.cuda_library import cuda_library
+from qlinear_service.kernels.driver import ask_driver
+
+PROG = "qlinear bench kernel"
+ROOT = Path(__file__).parents[1]
+INTERRUPTED = 130  # what shells report for a program that Ctrl-C ended
+
+
+@contextlib.contextmanager
+def library_of(options: Options) -> Iterator[Path]:
+    """Yield our library: the one that was named, or one for the GPUs of this machine.
+
+    Raises:
+        BuildError: there is none and it cannot be built, or there is no such file.
+    """
+    if options.library is not None:
+        if not options.library.is_file():
+            raise BuildError(f"--library {options.library}: there is no such file")
+        yield options.library.resolve()
+        return
+    with cuda_library(default_cache_dir(), chosen_architectures(["native"])) as path:
+        yield path
+
+
+def commit_of(options: Options) -> str:
+    """Return the commit that is measured, as told or as git says."""
+    if options.commit is not None:
+        return options.commit
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return done.stdout.strip()
+
+
+def run(options: Options, words: list[str]) -> int:
+    """Measure in another process, report here, and return the exit code."""
+    started = time.monotonic()
+    facts: dict[str, Any] = {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit_of(options),
+        "command": " ".join(["kernel.py", *words]),
+        "python": platform.python_version(),
+        "replays": options.replays,
+        "fill_mib": FILL_BYTES >> 20,
+    }
+    with tempfile.TemporaryDirectory(prefix="qlinear-bench-") as folder:
+        path = Path(folder) / "journal"
+        with library_of(options) as library:
+            deadline = time.time() + options.budget_seconds  # building does not count
+            command = [sys.executable, __file__, *words, "--journal", str(path)]
+            command += ["--library", str(library), "--deadline", str(deadline)]
+            try:
+                code = supervise(command, path, deadline=deadline)
+            except KeyboardInterrupt:
+                code = INTERRUPTED
+        journal = Journal(path)
+    if code == USAGE:
+        return code
+    facts["seconds"] = round(time.monotonic() - started, 1)
+    report = build_report(journal)
+    report["facts"] = facts | report["facts"]
+    print_report(console(json_to_stdout=options.json == "-"), report)
+    write_json(options.json, as_json(report))
+    if options.plot is not None and report["cells"]:
+        try:
+            plot(report, options.plot)
+        except ImportError as error:
+            print(f"{PROG}: --plot needs matplotlib: {error}", file=sys.stderr)
+    if code:
+        print(f"{PROG}: the measuring process ended early (exit code {code})", file=sys.stderr)
+    return INTERRUPTED if code == INTERRUPTED else int(bool(code) or is_bad(report))
+
+
+def main(words: list[str]) -> int:
+    """Run with these flags."""
+    options = parse(words)
+    if options.journal is not None:
+        from kernel_run import measure
+
+        assert options.library is not None
+        return measure(options, options.library)
+    driver = ask_driver()
+    if driver.problem:
+        print(f"{PROG}: needs a CUDA GPU; {driver.problem}", file=sys.stderr)
+        return USAGE
+    try:
+        return run(options, words)
+    except BuildError as error:
+        print(f"{PROG}: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
