@@ -5,7 +5,7 @@ No sleeps: the fake engine is a gate that the test opens.
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from measured_layers import Spec, metrics_of
@@ -13,7 +13,7 @@ from measured_layers import Spec, metrics_of
 from qlinear_service.batcher import Batcher
 from qlinear_service.batching import Batch, BatchKey, WorkItem, WorkQueue
 from qlinear_service.dtypes import DType
-from qlinear_service.results import BatchResult, Outcome
+from qlinear_service.results import Answer, BatchResult, Outcome
 from qlinear_service.slots import Slot
 
 A = BatchKey("m/a", DType.F16, DType.F16)
@@ -27,6 +27,10 @@ class Harness:
         self.batches: list[list[tuple[int, int, int]]] = []
         self.released: list[int] = []
         self.poisoned: set[int] = set()
+        # Calls, by their first items.
+        self.gone: set[int] = set()
+        self.told: list[int] = []
+        self.told_though_gone: list[int] = []
         self.gate = asyncio.Event()
         self.gate.set()
         self.entered = asyncio.Event()
@@ -73,7 +77,25 @@ class Harness:
         )
 
     def submit(self, *items: WorkItem) -> asyncio.Future[list[Outcome]]:
-        return self.batcher.submit(items)
+        future: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
+
+        def settle(answer: Answer) -> None:
+            self.told.append(items[0].sequence)
+            if items[0].sequence in self.gone:
+                self.told_though_gone.append(items[0].sequence)
+            elif isinstance(answer, list):
+                future.set_result(answer)
+            else:
+                future.set_exception(answer)
+
+        self.batcher.submit(items, settle)
+        return future
+
+    def leave(self, items: Sequence[WorkItem], future: asyncio.Future[list[Outcome]]) -> None:
+        """Let the caller of a call go away."""
+        future.cancel()
+        self.gone.add(items[0].sequence)
+        self.batcher.cancel(items)
 
     async def hold(self) -> asyncio.Future[list[Outcome]]:
         """Keep the engine busy with one item until the gate opens."""

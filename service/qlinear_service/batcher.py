@@ -8,14 +8,14 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from qlinear_service.batching import Batch, Part, WorkItem, WorkQueue, too_late
 from qlinear_service.errors import Cancelled, EngineFailure, RequestError
 from qlinear_service.log_values import quoted
 from qlinear_service.metrics import Metrics
-from qlinear_service.results import BatchResult, Outcome
+from qlinear_service.pending import Pending, PendingCall, Settle
+from qlinear_service.results import BatchResult
 
 __all__ = ["Batcher", "RunBatch"]
 
@@ -23,25 +23,6 @@ logger = logging.getLogger(__name__)
 
 
 RunBatch: TypeAlias = Callable[[Batch], Awaitable[BatchResult]]
-
-
-@dataclass(slots=True, eq=False)
-class _Call:
-    future: asyncio.Future[list[Outcome]]
-    items: Sequence[WorkItem]
-    outcomes: dict[int, Outcome] = field(default_factory=dict)  # by sequence
-
-
-@dataclass(slots=True, eq=False)
-class _Pending:
-    item: WorkItem
-    call: _Call
-    pieces: dict[int, memoryview] = field(default_factory=dict)  # by first row
-    parts_running: int = 0
-    rows_done: int = 0
-    batch_rows: int = 0
-    queue_seconds: float = 0.0
-    kernel_nanoseconds: int = 0
 
 
 class Batcher:
@@ -70,7 +51,7 @@ class Batcher:
         self._release = release
         self._clock = clock
         self._metrics = metrics
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, Pending] = {}
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -83,28 +64,30 @@ class Batcher:
         """Raise Overloaded unless `rows` more may wait."""
         self._queue.check_room(rows)
 
-    def submit(self, items: Sequence[WorkItem]) -> asyncio.Future[list[Outcome]]:
-        """Queue the items of one call and return the future of their outcomes, in order.
+    def submit(self, items: Sequence[WorkItem], settle: Settle) -> None:
+        """Queue the items of one call; `settle` is told their outcomes, in order, or an error.
 
-        The first item that fails fails the call and takes back the others. Cancelling the future
-        is not enough: tell `cancel`.
+        The first item that fails fails the call and takes back the others.
 
         Raises:
-            Overloaded: there is no room; nothing was queued.
+            Overloaded: there is no room; nothing was queued, and `settle` is told nothing.
         """
-        self._queue.admit(items)
-        call = _Call(asyncio.get_running_loop().create_future(), items)
+        first_expiry = self._queue.admit(items)
+        call = PendingCall(items, settle)
         for item in items:
-            self._pending[item.sequence] = _Pending(item, call)
+            self._pending[item.sequence] = Pending(item, call)
         self._wake.set()
-        self._set_timer()
-        return call.future
+        if self._timer is None or first_expiry < self._timer.when():
+            self._set_timer()
 
     def cancel(self, items: Sequence[WorkItem]) -> None:
-        """Drop what of these items has not begun to run; results of the rest are thrown away."""
+        """Forget a call: what has not begun to run never will, and nobody is told of the rest."""
         for item in items:
-            self._queue.cancel(item)
-            self._leave_if_unused(item)
+            pending = self._pending.get(item.sequence)
+            if pending is not None:
+                pending.call.is_settled = True
+                self._queue.cancel(item)
+                self._leave_if_unused(pending)
 
     def withdraw(self, items: Sequence[WorkItem]) -> bool:
         """End a call of which nothing has begun to run as `Cancelled`; return whether it was so."""
@@ -177,7 +160,7 @@ class Batcher:
         now = self._clock()
         if part.item.deadline is not None and part.item.deadline <= now:
             self._fail(call, too_late(part.item, now))
-        if call.future.done():
+        if call.is_settled:
             self._end_part(part)
             return
         alone = Batch(part.item.key, (part,), part.rows)
@@ -212,25 +195,26 @@ class Batcher:
 
     def _finish(self, batch: Batch, result: BatchResult) -> None:
         for part, piece in zip(batch.parts, result.rows, strict=True):
-            pending = self._pending[part.item.sequence]
+            item = part.item
+            pending = self._pending[item.sequence]
             pending.pieces[part.start] = piece
             pending.rows_done += part.rows
-            pending.batch_rows = max(pending.batch_rows, batch.rows)
+            if batch.rows > pending.batch_rows:
+                pending.batch_rows = batch.rows
             pending.kernel_nanoseconds += result.kernel_nanoseconds
-            if pending.rows_done == part.item.rows:
+            if pending.rows_done == item.rows:
                 self._complete(pending)
-            self._end_part(part)
+            pending.parts_running -= 1
+            self._leave_if_unused(pending)
 
-    def _complete(self, pending: _Pending) -> None:
-        call = pending.call
-        call.outcomes[pending.item.sequence] = Outcome(
-            pieces=tuple(piece for _, piece in sorted(pending.pieces.items())),
-            batch_rows=pending.batch_rows,
-            queue_nanoseconds=round(pending.queue_seconds * 1e9),
-            kernel_nanoseconds=pending.kernel_nanoseconds,
-        )
+    def _complete(self, pending: Pending) -> None:
+        call, outcome = pending.call, pending.outcome()
+        if len(call.items) == 1:
+            call.answer([outcome])
+            return
+        call.outcomes[pending.item.sequence] = outcome
         if len(call.outcomes) == len(call.items):
-            _settle(call.future, [call.outcomes[item.sequence] for item in call.items])
+            call.answer([call.outcomes[item.sequence] for item in call.items])
 
     def _fail_part(self, part: Part, error: Exception) -> None:
         """End the call of a part that was computed alone and failed all the same."""
@@ -245,17 +229,18 @@ class Batcher:
         self._fail(self._pending[part.item.sequence].call, EngineFailure(incident))
         self._end_part(part)
 
-    def _fail(self, call: _Call, error: RequestError) -> None:
-        _settle(call.future, error)
+    def _fail(self, call: PendingCall, error: RequestError) -> None:
+        call.answer(error)
         self.cancel(call.items)
 
     def _end_part(self, part: Part) -> None:
-        self._pending[part.item.sequence].parts_running -= 1
-        self._leave_if_unused(part.item)
+        pending = self._pending[part.item.sequence]
+        pending.parts_running -= 1
+        self._leave_if_unused(pending)
 
-    def _leave_if_unused(self, item: WorkItem) -> None:
-        pending = self._pending.get(item.sequence)
-        if pending is not None and not pending.parts_running and item not in self._queue:
+    def _leave_if_unused(self, pending: Pending) -> None:
+        item = pending.item
+        if not pending.parts_running and item not in self._queue:
             del self._pending[item.sequence]
             self._release(item)
 
@@ -279,13 +264,3 @@ class Batcher:
         self._timer = None
         self._drop_expired()
         self._set_timer()
-
-
-def _settle(future: asyncio.Future[list[Outcome]], result: list[Outcome] | RequestError) -> None:
-    """Give a caller its answer if it still waits for one: the only place that settles."""
-    if future.done():
-        return
-    if isinstance(result, RequestError):
-        future.set_exception(result)
-    else:
-        future.set_result(result)

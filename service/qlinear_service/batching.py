@@ -7,6 +7,7 @@ grpc, and activations only as the name of a slot.
 
 import heapq
 import itertools
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,10 +81,14 @@ class Dropped:
     error: RequestError
 
 
-@dataclass(slots=True, eq=False)
 class _Entry:
-    item: WorkItem
-    next_row: int = 0
+    """An item that waits, or the rest of one that exceeds a batch."""
+
+    __slots__ = ("item", "next_row")
+
+    def __init__(self, item: WorkItem) -> None:
+        self.item = item
+        self.next_row = 0
 
 
 class _KeyQueue:
@@ -101,8 +106,11 @@ class _KeyQueue:
         return -max(self.by_priority), self.turn
 
     def add(self, entry: _Entry) -> None:
-        lane = self.by_priority.setdefault(entry.item.priority, OrderedDict())
-        lane[entry.item.sequence] = entry
+        item = entry.item
+        lane = self.by_priority.get(item.priority)
+        if lane is None:
+            lane = self.by_priority[item.priority] = OrderedDict()
+        lane[item.sequence] = entry
 
     def remove(self, item: WorkItem) -> None:
         lane = self.by_priority[item.priority]
@@ -157,8 +165,8 @@ class WorkQueue:
                 reason="queue_rows",
             )
 
-    def admit(self, items: Sequence[WorkItem]) -> None:
-        """Let all `items` wait, or none.
+    def admit(self, items: Sequence[WorkItem]) -> float:
+        """Let all `items` wait, or none; return when the first of them expires.
 
         Raises:
             Overloaded: they have more rows than there is room for.
@@ -167,14 +175,21 @@ class WorkQueue:
         for item in items:
             rows += item.rows
         self.check_room(rows)
+        first_expiry = math.inf
         for item in items:
-            entry = _Entry(item)
-            self._entries[item.sequence] = entry
+            entry = self._entries[item.sequence] = _Entry(item)
             self._count(item.key.layer, item.rows)
-            if item.key not in self._keys:
-                self._keys[item.key] = _KeyQueue(next(self._turns))
-            self._keys[item.key].add(entry)
-            self._schedule_expiry(item, item.enqueued_at + self._max_age_seconds)
+            queue = self._keys.get(item.key)
+            if queue is None:
+                queue = self._keys[item.key] = _KeyQueue(next(self._turns))
+            queue.add(entry)
+            expiry = item.enqueued_at + self._max_age_seconds
+            if item.deadline is not None and item.deadline < expiry:
+                expiry = item.deadline
+            heapq.heappush(self._expiries, (expiry, item.sequence))
+            if expiry < first_expiry:
+                first_expiry = expiry
+        return first_expiry
 
     def cancel(self, item: WorkItem) -> None:
         """Take `item` out, or what of it has not begun to run; nothing happens if none waits."""
@@ -239,10 +254,6 @@ class WorkQueue:
         if key in self._keys:
             self._keys[key].turn = next(self._turns)
         return Batch(key, tuple(parts), self.max_batch_rows - room)
-
-    def _schedule_expiry(self, item: WorkItem, oldest: float) -> None:
-        expiry = oldest if item.deadline is None else min(oldest, item.deadline)
-        heapq.heappush(self._expiries, (expiry, item.sequence))
 
     def _remove(self, entry: _Entry) -> None:
         item = entry.item

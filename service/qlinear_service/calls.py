@@ -71,8 +71,10 @@ class Serving:
         parts: Parts = []
         if timed_since is not None:
             parts.append(_timings(checked, outcomes, timed_since))
-        for spec, outcome in zip(checked.plan.layers, outcomes, strict=True):
-            parts += encode_result(checked.plan, spec, outcome.pieces)
+        if len(outcomes) != len(checked.plan.layers):
+            raise RuntimeError(f"{len(outcomes)} outcomes for {len(checked.plan.layers)} layers")
+        for place, outcome in enumerate(outcomes):
+            parts += encode_result(checked.plan, place, outcome.pieces)
         self.metrics.replied(time.perf_counter() - started)
         return parts
 

@@ -52,6 +52,8 @@ class CallPlan:
     x_bytes: int
     response_bytes: int
     """Bytes of all results together."""
+    results: tuple[tuple[bytes, int], ...]
+    """For each layer what stands before the bytes of its y on the wire, and how many these are."""
     over_limit: str | None
     """Why no such call is accepted, if its bytes are as many as they should be."""
 
@@ -124,7 +126,11 @@ class Checker:
             output_dtype = _dtype(output_number, f"layer {name!r}: output_dtype")
         rows = math.prod(shape[:-1])
         x_bytes = math.prod(shape) * x_dtype.itemsize
-        response_bytes = rows * output_dtype.itemsize * sum(spec.n for spec in layers)
+        results = []
+        for spec in layers:
+            y_bytes = rows * output_dtype.itemsize * spec.n
+            results.append((tensor_head(output_dtype, (*shape[:-1], spec.n), y_bytes), y_bytes))
+        response_bytes = sum(y_bytes for _, y_bytes in results)
         return CallPlan(
             layers=layers,
             x_dtype=x_dtype,
@@ -134,6 +140,7 @@ class Checker:
             priority=priority,
             x_bytes=x_bytes,
             response_bytes=response_bytes,
+            results=tuple(results),
             over_limit=_over_limit(layers, rows, x_bytes, response_bytes, self._limits),
         )
 
@@ -151,22 +158,23 @@ def requested_layers(request: object) -> Sequence[str]:
 
 
 def encode_result(
-    plan: CallPlan, spec: LayerSpec, pieces: Sequence[memoryview]
+    plan: CallPlan, place: int, pieces: Sequence[memoryview]
 ) -> list[bytes | memoryview]:
     """Return the y of one layer as parts of a MatMulResponse.
 
     Args:
         plan: the call, for the shape of its answer.
-        spec: the layer.
+        place: which of its layers.
         pieces: bytes of y's rows, in order; views, which are not copied here.
     """
     nbytes = 0
     for piece in pieces:
         nbytes += piece.nbytes
-    expected = plan.rows * spec.n * plan.output_dtype.itemsize
+    head, expected = plan.results[place]
     if nbytes != expected:
-        raise RuntimeError(f"layer {spec.name!r}: {nbytes} result bytes; expected {expected}")
-    return [tensor_head(plan.output_dtype, (*plan.leading_shape, spec.n), nbytes), *pieces]
+        name = plan.layers[place].name
+        raise RuntimeError(f"layer {name!r}: {nbytes} result bytes; expected {expected}")
+    return [head, *pieces]
 
 
 def wire_dtype(dtype: DType) -> linear_pb2.DType:

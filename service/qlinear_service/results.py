@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-__all__ = ["BatchResult", "Outcome"]
+from qlinear_service.errors import RequestError
+
+__all__ = ["Answer", "BatchResult", "Outcome"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +29,7 @@ class Outcome(NamedTuple):
     """From its arrival to its first batch."""
     kernel_nanoseconds: int
     """Of all batches that it was part of."""
+
+
+Answer: TypeAlias = list[Outcome] | RequestError
+"""What a caller is told: one outcome for each layer asked for, in order; or what is wrong."""

@@ -9,28 +9,23 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from qlinear_service.batcher import Batcher
 from qlinear_service.batching import BatchKey, WorkItem
 from qlinear_service.codec import CheckedRequest
 from qlinear_service.dtypes import DType
 from qlinear_service.metrics import Metrics
-from qlinear_service.results import Outcome
+from qlinear_service.pending import Settle
+from qlinear_service.results import Answer, Outcome
 from qlinear_service.slots import Slab
 
 __all__ = ["Carried", "LocalTransport", "Transport"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Carried:
-    """One call on its way."""
-
-    future: asyncio.Future[list[Outcome]]
-    """Its outcomes, one for each layer asked for, in order; or the error of the whole call."""
-    items: Sequence[WorkItem]
+Carried: TypeAlias = Sequence[WorkItem]
+"""One call on its way: the work for each of its layers."""
 
 
 class Transport(Protocol):
@@ -49,12 +44,17 @@ class Transport(Protocol):
         ...
 
     def submit(
-        self, request: CheckedRequest, *, deadline: float | None, traceparent: str | None = None
+        self,
+        request: CheckedRequest,
+        *,
+        deadline: float | None,
+        settle: Settle,
+        traceparent: str | None = None,
     ) -> Carried:
-        """Send a call on its way; the future has what `call` returns or raises.
+        """Send a call on its way; `settle` is told once what `call` returns or raises.
 
         Raises:
-            Overloaded: there is no room.
+            Overloaded: there is no room; `settle` is told nothing.
         """
         ...
 
@@ -63,7 +63,7 @@ class Transport(Protocol):
         ...
 
     def drop(self, carried: Carried) -> None:
-        """Forget a call whose caller has left: what has not begun to run never will."""
+        """Forget a call whose caller has left: it is told nothing, and what waits never runs."""
         ...
 
 
@@ -88,28 +88,43 @@ class LocalTransport:
 
     async def call(self, request: CheckedRequest, *, deadline: float | None) -> list[Outcome]:
         """See `Transport.call`. Cancelling it drops what of the call has not begun to run."""
-        carried = self.submit(request, deadline=deadline)
+        future: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
+
+        def settle(answer: Answer) -> None:
+            if future.done():
+                return  # cancelled a moment ago
+            if isinstance(answer, list):
+                future.set_result(answer)
+            else:
+                future.set_exception(answer)
+
+        carried = self.submit(request, deadline=deadline, settle=settle)
         try:
-            return await carried.future
+            return await future
         except asyncio.CancelledError:
-            self._batcher.cancel(carried.items)
+            self.drop(carried)
             raise
 
     def submit(
-        self, request: CheckedRequest, *, deadline: float | None, traceparent: str | None = None
+        self,
+        request: CheckedRequest,
+        *,
+        deadline: float | None,
+        settle: Settle,
+        traceparent: str | None = None,
     ) -> Carried:
         """See `Transport.submit`."""
         items = self._enter(request, deadline, traceparent)
-        return Carried(self._batcher.submit(items), items)
+        self._batcher.submit(items, settle)
+        return items
 
     def withdraw(self, carried: Carried) -> bool:
         """See `Transport.withdraw`."""
-        return self._batcher.withdraw(carried.items)
+        return self._batcher.withdraw(carried)
 
     def drop(self, carried: Carried) -> None:
         """See `Transport.drop`."""
-        carried.future.cancel()
-        self._batcher.cancel(carried.items)
+        self._batcher.cancel(carried)
 
     def _enter(
         self, request: CheckedRequest, deadline: float | None, traceparent: str | None

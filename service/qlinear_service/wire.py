@@ -8,7 +8,6 @@ once. Knows the wire format (protobuf's encoding guide), no rule of the contract
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from qlinear.v1 import linear_pb2
@@ -19,8 +18,11 @@ __all__ = [
     "CallFields",
     "Parts",
     "StreamFields",
+    "Unexpected",
+    "length_prefix",
     "read_call",
     "read_stream_message",
+    "read_varint",
     "stream_result",
     "tensor_head",
 ]
@@ -40,6 +42,8 @@ Fields = TypeVar("Fields")
 # Tags: field number * 8 + wire type (0 varint, 2 length and bytes).
 _VARINT, _BYTES = 0, 2
 _X_OR_DATA_OR_CALL = 15 * 8 + _BYTES  # x, data, call, y and result are all number 15
+_X_OR_DATA_OR_CALL_TAG = bytes((_X_OR_DATA_OR_CALL,))
+_ID_TAG = bytes((1 * 8 + _VARINT,))
 
 
 class CallFields(NamedTuple):
@@ -103,20 +107,12 @@ def read_stream_message(raw: bytes) -> StreamFields:
     )
 
 
-@lru_cache(maxsize=4096)
 def tensor_head(dtype: int, shape: tuple[int, ...], nbytes: int) -> bytes:
-    """Return what stands before the `nbytes` bytes of a y in a MatMulResponse."""
+    """Return what stands before the `nbytes` bytes of a y in a MatMulResponse, or of x."""
     dims = b"".join(map(_varint, shape))
-    tensor = b"".join(
-        (
-            bytes((1 * 8 + _VARINT, dtype, 2 * 8 + _BYTES)),
-            _varint(len(dims)),
-            dims,
-            bytes((_X_OR_DATA_OR_CALL,)),
-            _varint(nbytes),
-        )
-    )
-    return bytes((_X_OR_DATA_OR_CALL,)) + _varint(len(tensor) + nbytes) + tensor
+    dtype_and_tag = bytes((1 * 8 + _VARINT, dtype, 2 * 8 + _BYTES))
+    tensor = dtype_and_tag + _varint(len(dims)) + dims + length_prefix(nbytes)
+    return length_prefix(len(tensor) + nbytes) + tensor
 
 
 def stream_result(request_id: int, response: Sequence[bytes | memoryview]) -> bytes:
@@ -124,11 +120,19 @@ def stream_result(request_id: int, response: Sequence[bytes | memoryview]) -> by
     nbytes = 0
     for part in response:
         nbytes += len(part)
-    head = bytes((1 * 8 + _VARINT,)) + _varint(request_id)
-    return b"".join((head, bytes((_X_OR_DATA_OR_CALL,)), _varint(nbytes), *response))
+    return b"".join((_ID_TAG, _varint(request_id), length_prefix(nbytes), *response))
+
+
+def length_prefix(nbytes: int) -> bytes:
+    """Return what stands before the `nbytes` bytes of a field of number 15."""
+    return _X_OR_DATA_OR_CALL_TAG + _varint(nbytes)
 
 
 def _varint(value: int) -> bytes:
+    if value <= 0x7F:
+        return bytes((value,))
+    if value <= 0x3FFF:
+        return bytes((value & 0x7F | 0x80, value >> 7))
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -151,7 +155,7 @@ def _fields_of(message: linear_pb2.MatMulRequest) -> CallFields:
     )
 
 
-class _Unexpected(Exception):
+class Unexpected(Exception):
     """Something that only protobuf knows how to take."""
 
 
@@ -159,7 +163,7 @@ def _viewed(view: Callable[[memoryview, int, int], Fields], raw: bytes) -> Field
     """Return what `view` reads, None where protobuf should have a look."""
     try:
         return view(memoryview(raw), 0, len(raw))
-    except (_Unexpected, IndexError, UnicodeDecodeError):
+    except (Unexpected, IndexError, UnicodeDecodeError):
         return None
 
 
@@ -174,7 +178,7 @@ def _view_call(raw: memoryview, at: int, end: int) -> CallFields:
         elif tag == 2 * 8 + _BYTES:
             layers.append(str(raw[at:stop], "utf-8"))
             if len(layers) > MOST_REPEATED:
-                raise _Unexpected
+                raise Unexpected
         elif tag == 3 * 8 + _VARINT:
             output_dtype = _small(value)
         elif tag == 4 * 8 + _VARINT:
@@ -182,7 +186,7 @@ def _view_call(raw: memoryview, at: int, end: int) -> CallFields:
         elif tag == _X_OR_DATA_OR_CALL and tensor is None:
             tensor = _view_tensor(raw, at, stop)
         else:
-            raise _Unexpected
+            raise Unexpected
         at = stop
     if tensor is None:
         return CallFields(layer, tuple(layers), output_dtype, priority, 0, None, raw[:0])
@@ -200,15 +204,15 @@ def _view_tensor(raw: memoryview, at: int, end: int) -> tuple[int, tuple[int, ..
             shape.append(_signed(value))
         elif tag == 2 * 8 + _BYTES:
             while at < stop and len(shape) <= MOST_REPEATED:
-                dim, at = _read_varint(raw, at, stop)
+                dim, at = read_varint(raw, at, stop)
                 shape.append(_signed(dim))
         elif tag == _X_OR_DATA_OR_CALL:
             data = raw[at:stop]
         else:
-            raise _Unexpected
+            raise Unexpected
         at = stop
     if len(shape) > MOST_REPEATED:
-        raise _Unexpected
+        raise Unexpected
     return dtype, tuple(shape), data
 
 
@@ -229,7 +233,7 @@ def _view_stream_message(raw: memoryview, at: int, end: int) -> StreamFields:
         elif tag == _X_OR_DATA_OR_CALL and call is None:
             call = _view_call(raw, at, stop)
         else:
-            raise _Unexpected
+            raise Unexpected
         at = stop
     body = None if call is None else "call"
     return StreamFields(request_id, timeout_nanoseconds, traceparent, want_timing, body, call)
@@ -237,17 +241,22 @@ def _view_stream_message(raw: memoryview, at: int, end: int) -> StreamFields:
 
 def _field(raw: memoryview, at: int, end: int) -> tuple[int, int, int, int]:
     """Return a field's tag, its value if that is a varint, where its bytes begin and end."""
-    tag, at = _read_varint(raw, at, end)
-    value, at = _read_varint(raw, at, end)
+    tag, at = read_varint(raw, at, end)
+    value, at = read_varint(raw, at, end)
     if tag & 7 == _VARINT:
         return tag, value, at, at
     # Python would cut a slice that goes too far; here it is a message that ends too early.
     if tag & 7 != _BYTES or at + value > end:
-        raise _Unexpected
+        raise Unexpected
     return tag, 0, at, at + value
 
 
-def _read_varint(raw: memoryview, at: int, end: int) -> tuple[int, int]:
+def read_varint(raw: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
+    """Return the number that begins at `at`, and where it ends.
+
+    Raises:
+        Unexpected: none ends before `end`, or it has more than 64 bits.
+    """
     value = shift = 0
     while at < end and shift < 64:
         byte = raw[at]
@@ -255,16 +264,16 @@ def _read_varint(raw: memoryview, at: int, end: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             if value >= 1 << 64:
-                raise _Unexpected
+                raise Unexpected
             return value, at
         shift += 7
-    raise _Unexpected
+    raise Unexpected
 
 
 def _small(value: int) -> int:
     """Return a number of 31 bits as it is; of others protobuf decides what they mean."""
     if value >= 1 << 31:
-        raise _Unexpected
+        raise Unexpected
     return value
 
 

@@ -30,10 +30,10 @@ FLOORS: list[set[str]] = [
     {"config", "config_sources", "layers", "kernels.torch_types", "tracing"}
     | {"metrics", "measured", "metric_families", "bandwidth", "roofline"},
     {"kernels"},
-    {"wire", "codec", "batching", "batcher", "results", "slots", "transport"}
+    {"wire", "codec", "batching", "pending", "batcher", "results", "slots", "transport"}
     | {"packed", "packed_metadata", "checkpoints"},
     {"servicer", "handlers", "engine", "health", "lifecycle", "channel"}
-    | {"streaming", "calls", "statuses"}
+    | {"streaming", "stream_call", "stream_reader", "calls", "statuses"}
     | {"metrics_page", "metrics_server", "probe", "signals"}
     | {"selftest", "models", "loading", "loadgen"},
     {"server"},

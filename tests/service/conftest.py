@@ -23,3 +23,5 @@ async def make() -> AsyncIterator[Callable[..., Harness]]:
             await harness.task
         assert harness.batcher.items_held == 0, "an item was never released"
         assert len(harness.released) == len(set(harness.released)), "an item was released twice"
+        assert len(harness.told) == len(set(harness.told)), "a call was answered twice"
+        assert not harness.told_though_gone, "a caller that had left was told something"

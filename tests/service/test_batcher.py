@@ -108,8 +108,7 @@ async def test_many_callers_that_come_and_go_are_never_mixed_up(make: Any) -> No
         future = harness.submit(item)
         if number % 5 == 0:
             await asyncio.sleep(0)
-            future.cancel()
-            harness.batcher.cancel([item])
+            harness.leave([item], future)
         else:
             check(item, (await future)[0])
 

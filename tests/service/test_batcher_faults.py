@@ -86,8 +86,7 @@ async def test_cancelled_before_it_ran_is_never_computed(make: Any) -> None:
     busy = await harness.hold()
     gone, stays = harness.item(), harness.item()
     future, other = harness.submit(gone), harness.submit(stays)
-    future.cancel()
-    harness.batcher.cancel([gone])
+    harness.leave([gone], future)
     assert harness.released == [gone.sequence]
     harness.gate.set()
     await busy
@@ -101,8 +100,7 @@ async def test_cancelled_while_it_runs_keeps_its_slot_until_the_engine_is_done(m
     huge, neighbour = harness.item(rows=10), harness.item(rows=6)
     future, other = harness.submit(huge), harness.submit(neighbour)
     await harness.entered.wait()
-    future.cancel()
-    harness.batcher.cancel([huge])
+    harness.leave([huge], future)
     assert harness.released == []
     harness.gate.set()
     check(neighbour, (await other)[0])
@@ -119,8 +117,7 @@ async def test_a_caller_that_left_during_a_failing_batch_is_not_retried(make: An
 
     def leave(batch: Batch) -> None:
         if len(batch.parts) == 3:
-            futures[1].cancel()
-            harness.batcher.cancel([items[1]])
+            harness.leave([items[1]], futures[1])
 
     harness.on_batch = leave
     harness.gate.set()

@@ -56,8 +56,7 @@ async def test_many_calls_of_several_layers_that_come_and_go(make: Any) -> None:
         calls.append((items, harness.submit(*items)))
         if draw.random() < 0.1:
             victim_items, victim = draw.choice(calls)
-            victim.cancel()
-            harness.batcher.cancel(victim_items)
+            harness.leave(victim_items, victim)
         if number % 10 == 0:
             await asyncio.sleep(0)
     ends = await asyncio.wait_for(

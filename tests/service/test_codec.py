@@ -56,9 +56,9 @@ def checked(request: pb.MatMulRequest, limits: LimitsConfig = LIMITS) -> Checked
     return Checker(resolve=resolve, limits=limits).check(read_call(request.SerializeToString()))
 
 
-def encoded(plan: CallPlan, layer: LayerSpec, *pieces: bytes) -> pb.Tensor:
-    """The tensor that a client reads from the parts of a response."""
-    parts = encode_result(plan, layer, [memoryview(piece) for piece in pieces])
+def encoded(plan: CallPlan, *pieces: bytes) -> pb.Tensor:
+    """The tensor that a client reads from the parts of the response of a call for one layer."""
+    parts = encode_result(plan, 0, [memoryview(piece) for piece in pieces])
     return pb.MatMulResponse.FromString(b"".join(parts)).y[0]
 
 
@@ -75,7 +75,7 @@ def test_leading_dimensions_are_flattened_and_restored(
     assert (plan.x_dtype, plan.output_dtype) == (dtype, dtype)
     assert plan.x_bytes == x.nbytes == rows * 8 * dtype.itemsize
     assert plan.response_bytes == rows * 5 * dtype.itemsize
-    y = encoded(plan, LAYERS["m/a"], bytes(plan.response_bytes))
+    y = encoded(plan, bytes(plan.response_bytes))
     assert (tuple(y.shape), y.dtype) == ((*leading, 5), dtype)
 
 
@@ -92,9 +92,9 @@ def test_the_bytes_are_those_that_came() -> None:
 def test_pieces_are_joined_in_order_and_counted() -> None:
     plan, _ = checked(pb.MatMulRequest(layer="m/a", x=tensor(2, 8)))
     first, second = bytes(range(10)), bytes(range(10, 20))
-    assert encoded(plan, LAYERS["m/a"], first, second).data == bytes(range(20))
+    assert encoded(plan, first, second).data == bytes(range(20))
     with pytest.raises(RuntimeError, match="10 result bytes; expected 20"):
-        encoded(plan, LAYERS["m/a"], first)
+        encoded(plan, first)
 
 
 GOOD = tensor(2, 8)

@@ -1,17 +1,16 @@
 """Ends of calls that come at the same moment from two sides: each call is counted once."""
 
-import asyncio
 import logging
 from typing import Any
 
 import grpc
 import pytest
 
+from qlinear.v1 import linear_pb2 as pb
 from qlinear_service import handlers
 from qlinear_service.codec import CheckedRequest
 from qlinear_service.errors import DeadlineExceeded
-from qlinear_service.streaming import NO_BYTES, CallStream, _Call
-from qlinear_service.wire import StreamFields
+from qlinear_service.stream_call import StreamCall
 
 
 class Counting:
@@ -21,45 +20,42 @@ class Counting:
         self.codes: list[str] = []
         self.metrics = self
         self.transport = self
-        self.carried: Any = None
 
     def call_finished(self, method: str, layers: Any, code: str, seconds: float, **_: Any) -> None:
         self.codes.append(code)
 
     def submit(self, checked: CheckedRequest, **_: Any) -> Any:
-        class Carried:
-            future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-            items = ()
-
-        self.carried = Carried()
-        return self.carried
+        return ()
 
 
-async def test_a_result_that_comes_after_the_stream_dropped_its_call_is_nothing() -> None:
-    serving, finished = Counting(), []
-    call = _Call(1, serving=serving, finish=lambda call, raw: finished.append(raw))  # type: ignore[arg-type]
+def call_of(serving: Counting, answers: list[bytes]) -> StreamCall:
+    return StreamCall(1, serving=serving, finish=lambda call, raw: answers.append(raw))  # type: ignore[arg-type]
+
+
+def test_a_result_that_comes_after_the_stream_dropped_its_call_is_nothing() -> None:
+    serving, answers = Counting(), []
+    call = call_of(serving, answers)
     call.count("CANCELLED")
-    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    future.set_result([])
-    call.settle(future)
+    call.settle([])
     assert serving.codes == ["CANCELLED"]
-    assert not finished
+    assert not answers
 
 
-async def test_a_submitted_call_holds_its_request_no_longer() -> None:
-    class Plan:
-        rows, response_bytes = 1, 10
+def test_a_submitted_call_holds_its_request_no_longer() -> None:
+    call = call_of(Counting(), [])
+    call.checked = CheckedRequest(None, memoryview(bytes(1000)))  # type: ignore[arg-type]
+    call.submit()
+    assert call.checked.x.nbytes == 0
 
-    class Stream:
-        _serving = Counting()
-        _held_bytes = 0
 
-    call = _Call(1, serving=Stream._serving, finish=lambda call, raw: None)  # type: ignore[arg-type]
-    call.checked = CheckedRequest(Plan(), memoryview(bytes(1000)))  # type: ignore[arg-type]
-    message = StreamFields(1, 0, "", False, "call", None)
-    CallStream._submit(Stream(), call, message, None)  # type: ignore[arg-type]
-    assert call.checked.x is NO_BYTES
-    assert call.held_bytes == 10
+def test_a_result_that_cannot_be_encoded_is_answered_all_the_same() -> None:
+    serving, answers = Counting(), []
+    call = call_of(serving, answers)
+    call.checked = CheckedRequest(None, memoryview(b""))  # type: ignore[arg-type]
+    call.settle([])
+    assert serving.codes == ["INTERNAL"]
+    (raw,) = answers
+    assert pb.StreamResponse.FromString(raw).error.code == grpc.StatusCode.INTERNAL.value[0]
 
 
 async def test_a_call_that_grpc_has_just_ended_leaves_no_traceback(

@@ -11,6 +11,7 @@ from qlinear_service.codec import CallPlan, CheckedRequest
 from qlinear_service.dtypes import DType
 from qlinear_service.errors import Overloaded
 from qlinear_service.layers import LayerSpec
+from qlinear_service.pending import Settle
 from qlinear_service.slots import Slab
 from qlinear_service.transport import LocalTransport
 
@@ -39,6 +40,7 @@ def request(rows: int = 2) -> CheckedRequest:
         priority=4,
         x_bytes=rows * 16,
         response_bytes=rows * 512 * 4,
+        results=(),
         over_limit=None,
     )
     return CheckedRequest(plan, memoryview(bytes(range(rows * 16))))
@@ -54,11 +56,11 @@ class Setup:
         self.harness.batcher._release = lambda item: self.slab.release(item.slot)
         submit = self.harness.batcher.submit
 
-        def remember(items: Sequence[WorkItem]) -> object:
+        def remember(items: Sequence[WorkItem], settle: Settle) -> None:
             self.items += items
-            return submit(items)
+            submit(items, settle)
 
-        self.harness.batcher.submit = remember  # type: ignore[method-assign, assignment]
+        self.harness.batcher.submit = remember  # type: ignore[method-assign]
         self.transport = LocalTransport(
             slab=self.slab,
             batcher=self.harness.batcher,
@@ -108,4 +110,36 @@ async def test_a_refused_call_leaves_nothing_behind(limits: dict[str, int]) -> N
     setup.harness.gate.set()
     await first
     assert setup.slab.used_bytes == 0
+    await setup.close()
+
+
+async def test_a_caller_that_leaves_takes_its_call_back() -> None:
+    setup = Setup(capacity=1 << 16)
+    setup.harness.gate.clear()
+    first = asyncio.create_task(setup.transport.call(request(), deadline=None))
+    await setup.harness.entered.wait()
+    second = asyncio.create_task(setup.transport.call(request(), deadline=None))
+    await asyncio.sleep(0)
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    setup.harness.gate.set()
+    await first
+    assert [len(batch) for batch in setup.harness.batches] == [1, 1]
+    assert setup.slab.used_bytes == 0
+    await setup.close()
+
+
+async def test_an_answer_to_a_caller_that_was_cancelled_a_moment_ago_is_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The task is cancelled and has not run since: the batcher does not know yet."""
+    setup = Setup(capacity=1 << 16)
+    caller = asyncio.create_task(setup.transport.call(request(), deadline=None))
+    setup.harness.on_batch = lambda batch: caller.cancel() and None
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    while setup.slab.used_bytes:
+        await asyncio.sleep(0)
+    assert not caplog.records
     await setup.close()
