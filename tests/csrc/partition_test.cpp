@@ -30,53 +30,112 @@ int bank_passes(const std::vector<int>& addresses, int bytes) {
   return static_cast<int>(most);
 }
 
+constexpr int kTokenBlocks[] = {1, 2, 4, 8, 16};
+
 void check_swizzle() {
   Section permutation("swizzle_permutation"), reads("ldmatrix_banks"), writes("copy_banks");
-  for (int row = 0; row < partition::kMaxTokenBlocks * partition::kTokens; ++row) {
+  for (const int token_blocks : kTokenBlocks) {
+    const int rows = token_blocks * partition::kTokens;
     std::set<int> places;
-    for (int chunk = 0; chunk < partition::kRowChunks; ++chunk) {
-      const int offset = partition::activation_offset(row, chunk);
-      places.insert(offset);
-      permutation.check(offset % 16 == 0 && offset / partition::kRowBytes == row,
-                        "row %d chunk %d lies at %d", row, chunk, offset);
-    }
-    permutation.check(places.size() == size_t{partition::kRowChunks}, "row %d", row);
-    // Eight lanes that follow each other copy eight chunks that do.
-    for (int first = 0; first < partition::kRowChunks; first += 8) {
-      std::vector<int> addresses;
-      for (int i = 0; i < 8; ++i) {
-        addresses.push_back(partition::activation_offset(row, first + i));
+    for (int row = 0; row < rows; ++row) {
+      for (int chunk = 0; chunk < partition::kRowChunks; ++chunk) {
+        const int offset = partition::activation_offset(row, chunk, rows);
+        permutation.check(
+            offset % 16 == 0 && offset >= 0 && offset < rows * 256 && places.insert(offset).second,
+            "rows %d: row %d chunk %d lies at %d", rows, row, chunk, offset);
       }
-      writes.check(bank_passes(addresses, 16) == 1, "row %d from chunk %d", row, first);
+      // Eight lanes that follow each other copy eight chunks that do.
+      for (int first = 0; first < partition::kRowChunks; first += 8) {
+        std::vector<int> addresses;
+        for (int i = 0; i < 8; ++i) {
+          addresses.push_back(partition::activation_offset(row, first + i, rows));
+        }
+        writes.check(bank_passes(addresses, 16) == 1, "row %d from chunk %d", row, first);
+      }
     }
-  }
-  for (int row = 0; row < partition::kMaxTokenBlocks * partition::kTokens; row += 8) {
-    for (int chunk = 0; chunk < partition::kRowChunks; ++chunk) {
-      std::vector<int> addresses;
-      for (int i = 0; i < 8; ++i) addresses.push_back(partition::activation_offset(row + i, chunk));
-      reads.check(bank_passes(addresses, 16) == 1, "rows from %d, chunk %d", row, chunk);
+    for (int row = 0; row < rows; row += 8) {
+      for (int chunk = 0; chunk < partition::kRowChunks; ++chunk) {
+        std::vector<int> addresses;
+        for (int i = 0; i < 8; ++i) {
+          addresses.push_back(partition::activation_offset(row + i, chunk, rows));
+        }
+        reads.check(bank_passes(addresses, 16) == 1, "rows from %d, chunk %d", row, chunk);
+      }
     }
   }
 }
 
-// The kernel adds the token block to one address and reaches each quarter by an exclusive or.
-void check_quarters() {
-  Section section("quarters");
-  for (const int token_blocks : {1, 2, 4, 8}) {
-    const int stage_bytes = token_blocks * partition::kTokens * partition::kRowBytes;
+// multiply_by_warp() in cuda/linear.cuh finds all places from one address by exclusive ors and
+// whole halves: matrix l / 8 of a load holds k 0-7 and 8-15 of two blocks of rows, or of two
+// sixteenths of k where there is but one block.
+void check_matrix_addresses() {
+  Section section("matrix_addresses");
+  for (const int token_blocks : kTokenBlocks) {
+    const int rows = token_blocks * partition::kTokens;
     for (int stage = 0; stage < partition::kMaxStages * partition::kMaxWarpsK; ++stage) {
-      const int base = kAddressBase + stage * stage_bytes;
+      const int base = kAddressBase + stage * rows * 256;
       for (int lane = 0; lane < 32; ++lane) {
-        const int row = base + partition::activation_offset(lane % 8, lane / 8);
-        for (int token = 0; token < token_blocks; ++token) {
-          for (int quarter = 0; quarter < 4; ++quarter) {
-            const int ours =
-                (row + token * partition::kTokens * partition::kRowBytes) ^ (quarter * 64);
-            const int expected =
-                base + partition::activation_offset(token * partition::kTokens + lane % 8,
-                                                    4 * quarter + lane / 8);
-            section.check(ours == expected, "stage %d lane %d token block %d quarter %d", stage,
-                          lane, token, quarter);
+        const bool one = token_blocks == 1;
+        const int row = one ? lane % 8 : lane % 8 + lane / 16 * 8;
+        const int x = base + partition::activation_offset(row, one ? lane / 8 : lane / 8 % 2, rows);
+        for (int k16 = 0; k16 < partition::kStepK / 16; k16 += one ? 2 : 1) {
+          for (int token = 0; token < token_blocks; token += 2) {
+            const int half = x + k16 / 4 * rows * partition::kHalfRowBytes;
+            const int ours = one ? half ^ (k16 / 2 % 2 * 64)
+                                 : (half + token * partition::kTokens * partition::kHalfRowBytes) ^
+                                       (k16 % 4 * 32);
+            const int chunk = 2 * k16 + (one ? lane / 8 : lane / 8 % 2);
+            const int expected = base + partition::activation_offset(8 * token + row, chunk, rows);
+            section.check(ours == expected, "rows %d lane %d token block %d k16 %d", rows, lane,
+                          token, k16);
+          }
+        }
+      }
+    }
+  }
+}
+
+// activation_row() in cuda/producer.cuh: rows that a thread copies after its first one.
+void check_copy_addresses() {
+  Section section("copy_addresses");
+  for (const int token_blocks : kTokenBlocks) {
+    const int rows = token_blocks * partition::kTokens;
+    for (const int warps_n : {1, 2, 4, 8}) {
+      const int row_step = warps_n * 32 / partition::kRowChunks;
+      for (int thread = 0; thread < warps_n * 32; ++thread) {
+        const int first = thread / partition::kRowChunks, chunk = thread % partition::kRowChunks;
+        const int to = kAddressBase + partition::activation_offset(first, chunk, rows);
+        for (int ahead = 0; first + ahead < rows; ahead += row_step) {
+          const int ours = (to ^ (ahead % 8 * 16)) + ahead * partition::kHalfRowBytes;
+          const int expected =
+              kAddressBase + partition::activation_offset(first + ahead, chunk, rows);
+          section.check(ours == expected, "rows %d warps_n %d thread %d row %d", rows, warps_n,
+                        thread, first + ahead);
+        }
+      }
+    }
+  }
+}
+
+// What wgmma reads for (row, k) from the descriptor of activation_descriptor() in cuda/wgmma.cuh:
+// by the PTX ISA rows of 128 bytes, 1024 from eight to the next eight, and bits 4 to 6 of each
+// address combined with bits 7 to 9; the pattern begins at multiples of 1024.
+void check_descriptor() {
+  Section section("descriptor");
+  for (const int token_blocks : kTokenBlocks) {
+    const int rows = token_blocks * partition::kTokens;
+    for (int stage = 0; stage < partition::kMaxStages; ++stage) {
+      const int base = kAddressBase + stage * rows * 256;
+      for (int k16 = 0; k16 < partition::kStepK / 16; ++k16) {
+        const int half = base + k16 / 4 * rows * partition::kHalfRowBytes;
+        section.check(half % 1024 == 0, "rows %d: a pattern begins at %d", rows, half);
+        for (int row = 0; row < rows; ++row) {
+          for (int chunk = 0; chunk < 2; ++chunk) {
+            const int linear = half + k16 % 4 * 32 + row / 8 * 1024 + row % 8 * 128 + chunk * 16;
+            const int read = linear ^ (linear >> 7 & 7) << 4;
+            const int expected = base + partition::activation_offset(row, 2 * k16 + chunk, rows);
+            section.check(read == expected, "rows %d row %d k16 %d chunk %d", rows, row, k16,
+                          chunk);
           }
         }
       }
@@ -86,7 +145,7 @@ void check_quarters() {
 
 template <typename See>
 void for_each_memory(See see) {
-  for (const int token_blocks : {1, 2, 4, 8}) {
+  for (const int token_blocks : kTokenBlocks) {
     for (const int warps_n : {1, 2, 4, 8}) {
       for (const int warps_k : {1, 2, 3, 4, 8, 15, 16}) {
         for (int stages = 2; stages <= partition::kMaxStages; ++stages) {
@@ -113,18 +172,20 @@ void check_memory() {
   for_each_memory([&](partition::Geometry g, int bits, int group_size, int item, bool has_zeros) {
     const auto memory = partition::shared_memory(g, bits, group_size, item, has_zeros);
     const int groups = group_size == -1 ? 1 : partition::kStepK / group_size;
-    const int columns = 32 * g.warps_n, tokens = 8 * g.token_blocks;
+    const int warp_columns = g.token_blocks == 16 ? 16 : 32;
+    const int columns = warp_columns * g.warps_n, tokens = 8 * g.token_blocks;
     const int warps = g.warps_n * g.warps_k;
-    const int codes = 32 * 128 * bits / 8, scales = 32 * groups * item;
-    const int zeros = has_zeros ? 32 * groups : 0;
+    const int codes = warp_columns * 128 * bits / 8, scales = warp_columns * groups * item;
+    const int zeros = has_zeros ? warp_columns * groups : 0;
     const bool parts =
         memory.activation_stage == tokens * 256 && memory.warp_stage == codes + scales + zeros &&
         memory.weights == g.warps_k * g.stages * memory.activation_stage &&
         memory.partials == memory.weights + warps * g.stages * memory.warp_stage &&
         memory.flag == memory.partials + g.warps_k * tokens * memory.partial_row * 4 &&
         memory.total >= memory.flag + 4;
-    const bool aligned = codes % 16 == 0 && scales % 16 == 0 && memory.warp_stage % 16 == 0 &&
-                         memory.weights % 16 == 0 && memory.partials % 16 == 0 &&
+    const bool aligned = memory.activation_stage % 1024 == 0 && codes % 16 == 0 &&
+                         scales % 16 == 0 && memory.warp_stage % 16 == 0 &&
+                         memory.weights % 1024 == 0 && memory.partials % 16 == 0 &&
                          memory.partial_row % 4 == 0 && memory.flag % 4 == 0;
     section.check(parts && aligned && memory.partial_row >= columns,
                   "token_blocks %d warps_n %d warps_k %d stages %d bits %d group_size %d",
@@ -135,23 +196,25 @@ void check_memory() {
 // The loops of store_totals() and add_groups() in cuda/linear.cuh.
 void check_partials() {
   Section stores("partial_stores"), loads("partial_loads");
-  for (const int token_blocks : {1, 2, 4, 8}) {
+  for (const int token_blocks : kTokenBlocks) {
+    const int blocks = partition::blocks_per_warp(token_blocks), warp_columns = 16 * blocks;
     for (const int warps_n : {1, 2, 4, 8}) {
+      if (blocks == 1 && warps_n < partition::kWarpgroupWarps) continue;  // no such plan
       const auto memory = partition::shared_memory({token_blocks, warps_n, 2, 2}, 4, 128, 2, true);
       const int base = kAddressBase + memory.partials;
       for (int warp = 0; warp < warps_n; ++warp) {
-        for (int place = 0; place < token_blocks * partition::kBlocksPerWarp * 4; ++place) {
-          const int i = place % 4, block = place / 4 % 2, token = place / 8;
+        for (int place = 0; place < token_blocks * blocks * 4; ++place) {
+          const int i = place % 4, block = place / 4 % blocks, token = place / 4 / blocks;
           std::vector<int> addresses;
           for (int lane = 0; lane < 32; ++lane) {
             const int x_row = token * 8 + lane % 4 * 2 + i % 2;
-            const int column = warp * 32 + block * 16 + i / 2 * 8 + lane / 4;
+            const int column = warp * warp_columns + block * 16 + i / 2 * 8 + lane / 4;
             addresses.push_back(base + 4 * (x_row * memory.partial_row + column));
           }
           stores.check(bank_passes(addresses, 4) == 1, "warps_n %d place %d", warps_n, place);
         }
       }
-      const int columns = warps_n * 32, rows = token_blocks * 8;
+      const int columns = warps_n * warp_columns, rows = token_blocks * 8;
       for (int first = 0; first < rows * columns / 4; first += 8) {
         std::vector<int> addresses;
         for (int i = first; i < first + 8; ++i) {
@@ -254,7 +317,7 @@ void check_shapes() {
     const int64_t n_padded = layout::round_up(n, layout::kPadN);
     std::set<int64_t> tile_counts;
     for (const int64_t m : shapes::kRows) {
-      for (const int rows : {8, 64}) {
+      for (const int rows : {8, 64, 128}) {
         for (const int columns : {32, 64, 128, 256}) {
           tile_counts.insert((m + rows - 1) / rows * ((n_padded + columns - 1) / columns));
         }
@@ -278,7 +341,9 @@ void check_shapes() {
 
 int main() {
   check_swizzle();
-  check_quarters();
+  check_matrix_addresses();
+  check_copy_addresses();
+  check_descriptor();
   check_memory();
   check_partials();
   check_every_step();

@@ -19,7 +19,12 @@ using qlinear::cuda::stripes_of;
 
 namespace {
 
-constexpr int kSharedKiB[] = {99, 163, 227};
+// Shared memory of a thread block, and the compute capability's first number: A10 and L4, A100,
+// H100 and H200, and those after it, which lack the warpgroup products of 9.0.
+struct Kind {
+  int shared_kib, major;
+};
+constexpr Kind kKinds[] = {{99, 8}, {163, 8}, {227, 9}, {227, 10}, {99, 12}};
 constexpr int kDtypes[] = {QL_F16, QL_BF16, QL_F32};
 
 ql_linear_params params_of(int64_t m, int64_t n, int64_t k) {
@@ -37,11 +42,12 @@ ql_linear_params params_of(int64_t m, int64_t n, int64_t k) {
   return params;
 }
 
-ql_cuda_device device_of(int multiprocessors, int shared_kib) {
+ql_cuda_device device_of(int multiprocessors, Kind kind) {
   ql_cuda_device device{};
   device.sm_count = multiprocessors;
-  device.shared_bytes_per_block = shared_kib * 1024;
-  device.shared_bytes_per_sm = (shared_kib + 1) * 1024;
+  device.major = kind.major;
+  device.shared_bytes_per_block = kind.shared_kib * 1024;
+  device.shared_bytes_per_sm = (kind.shared_kib + 1) * 1024;
   device.supported = 1;
   return device;
 }
@@ -51,12 +57,13 @@ std::string words(const ql_linear_params& p, const ql_cuda_device& device, int f
   char text[320];
   std::snprintf(text, sizeof text,
                 "m %lld n %lld k %lld bits %d group_size %lld scale_dtype %d zeros %d on %d x %d "
-                "bytes flags %d: token_blocks %d warps_n %d warps_k %d stages %d ctas %d whole %d",
+                "bytes, major %d, flags %d: warpgroups %d token_blocks %d warps_n %d warps_k %d "
+                "stages %d ctas %d whole %d",
                 static_cast<long long>(p.m), static_cast<long long>(p.n),
                 static_cast<long long>(p.k), p.bits, static_cast<long long>(p.group_size),
                 p.scale_dtype, p.zeros != nullptr, device.sm_count, device.shared_bytes_per_block,
-                flags, plan.token_blocks, plan.warps_n, plan.warps_k, plan.stages, plan.ctas,
-                plan.whole_tiles);
+                device.major, flags, plan.warpgroups, plan.token_blocks, plan.warps_n, plan.warps_k,
+                plan.stages, plan.ctas, plan.whole_tiles);
   return text;
 }
 
@@ -84,22 +91,33 @@ struct Sections {
   Section stripes{"stripes"}, kernel{"kernel"}, invariant{"batch_invariant"};
 };
 
-// Tiles cover all rows and features, and none is empty.
+// Tiles cover all rows and features, none is empty, and a lower one would not hold all rows.
 bool tiles_fit(const ql_linear_params& params, const ql_cuda_plan& plan) {
-  const int64_t rows = 8 * plan.token_blocks, columns = 32 * plan.warps_n;
+  const int64_t rows = 8 * plan.token_blocks;
+  const int64_t columns = (plan.token_blocks == 16 ? 16 : 32) * plan.warps_n;
   const int64_t n_padded = layout::round_up(params.n, layout::kPadN);
+  for (const auto& form : qlinear::cuda::kForms) {
+    if (form.warpgroups == (plan.warpgroups == 1) && form.token_blocks < plan.token_blocks &&
+        8 * form.token_blocks >= params.m) {
+      return false;
+    }
+  }
   return plan.m_tiles * rows >= params.m && (plan.m_tiles - 1) * rows < params.m &&
          plan.n_tiles * columns >= n_padded && (plan.n_tiles - 1) * columns < n_padded;
 }
 
-// Number, format, rows and groups as ql_cuda_kernel_name() spells them.
-bool kernel_fits(const ql_linear_params& params, const ql_cuda_plan& plan) {
+// The number leads back to format, form and groups, and the device can run the form.
+bool kernel_fits(const ql_linear_params& params, const ql_cuda_device& device,
+                 const ql_cuda_plan& plan) {
+  if (plan.kernel < 0 || plan.kernel >= qlinear::cuda::kKernels) return false;
   const int fine = params.group_size == 32 || params.group_size == 64;
-  const int format = plan.kernel / 8;
-  return plan.kernel >= 0 && plan.kernel < qlinear::cuda::kKernels &&
-         format / 2 == (params.x_dtype == QL_BF16) && format % 2 == (params.bits == 8) &&
-         qlinear::cuda::kTokenBlocks[plan.kernel / 2 % 4] == plan.token_blocks &&
-         plan.kernel % 2 == fine;
+  const int format = plan.kernel / (2 * qlinear::cuda::kLinearForms);
+  const auto form = qlinear::cuda::kForms[plan.kernel / 2 % qlinear::cuda::kLinearForms];
+  const bool warpgroups_fit =
+      !form.warpgroups || (device.major == 9 && plan.warps_n % 4 == 0 && plan.token_blocks >= 4);
+  return format / 2 == (params.x_dtype == QL_BF16) && format % 2 == (params.bits == 8) &&
+         form.token_blocks == plan.token_blocks && form.warpgroups == (plan.warpgroups == 1) &&
+         plan.kernel % 2 == fine && warpgroups_fit;
 }
 
 void check_plan(Sections& sections, const ql_linear_params& params, const ql_cuda_device& device,
@@ -118,7 +136,8 @@ void check_plan(Sections& sections, const ql_linear_params& params, const ql_cud
         plan.shared_bytes == memory.total && plan.shared_bytes <= device.shared_bytes_per_block &&
             plan.warps_n * plan.warps_k * 32 <= partition::max_threads(plan.token_blocks));
   const int64_t tiles = int64_t{plan.m_tiles} * plan.n_tiles;
-  const int64_t slot = 4 * int64_t{8} * plan.token_blocks * 32 * plan.warps_n;
+  const int64_t slot =
+      4 * int64_t{8} * plan.token_blocks * (plan.token_blocks == 16 ? 16 : 32) * plan.warps_n;
   check(sections.workspace,
         plan.whole_tiles == 1
             ? plan.workspace_bytes == 0
@@ -132,10 +151,11 @@ void check_plan(Sections& sections, const ql_linear_params& params, const ql_cud
                               stripes.ctas == plan.ctas &&
                               (plan.whole_tiles == 0 || stripes.granule_steps == steps) &&
                               plan.warps_k <= steps);  // no warps without work in any tile
-  check(sections.kernel, kernel_fits(params, plan));
+  check(sections.kernel, kernel_fits(params, device, plan));
 }
 
-// A row is summed up in the same order for every m: the same shares of k, by one thread block.
+// A row is summed up in the same order for every m: the same shares of k, by one thread block and
+// the same instruction.
 void check_invariant(Sections& sections, ql_linear_params params, const ql_cuda_device& device) {
   int warps_k = 0;
   for (const int64_t m : shapes::kRows) {
@@ -143,7 +163,7 @@ void check_invariant(Sections& sections, ql_linear_params params, const ql_cuda_
     const auto plan = choose_plan(params, device, QL_CUDA_BATCH_INVARIANT);
     check_plan(sections, params, device, QL_CUDA_BATCH_INVARIANT, plan);
     if (warps_k == 0) warps_k = plan.warps_k;
-    const bool holds = plan.warps_k == warps_k && plan.whole_tiles == 1;
+    const bool holds = plan.warps_k == warps_k && plan.whole_tiles == 1 && plan.warpgroups == 0;
     sections.invariant.check(
         holds, "%s", holds ? "" : words(params, device, QL_CUDA_BATCH_INVARIANT, plan).c_str());
   }
@@ -153,9 +173,9 @@ void check_every_problem() {
   Sections sections;
   shapes::for_each([&](int64_t k, int64_t n) {
     for_each_form(params_of(1, n, k), [&](ql_linear_params params) {
-      for (const int shared_kib : kSharedKiB) {
+      for (const Kind kind : kKinds) {
         for (const int multiprocessors : shapes::kMultiprocessors) {
-          const auto device = device_of(multiprocessors, shared_kib);
+          const auto device = device_of(multiprocessors, kind);
           for (const int64_t m : shapes::kRows) {
             params.m = m;
             params.x_dtype = m % 2 == 0 ? QL_F16 : QL_BF16;
@@ -174,15 +194,12 @@ void check_every_problem() {
 void check_largest() {
   Sections sections;
   const int64_t most_m = (int64_t{1} << 31) - 1, most = (int64_t{1} << 30) - 1;
-  const int64_t sizes[][3] = {{most_m, 64, 128},
-                              {1, most, 128},
-                              {1, 64, most},
-                              {4096, 64, most},
-                              {int64_t{1} << 28, 4096, 4096},
+  const int64_t sizes[][3] = {{most_m, 64, 128}, {1, most, 128},   {1, 64, most},
+                              {1, 10240, most},  {4096, 64, most}, {int64_t{1} << 28, 4096, 4096},
                               {1, most, 4096}};
   for (const auto& size : sizes) {
-    for (const int shared_kib : kSharedKiB) {
-      const auto device = device_of(132, shared_kib);
+    for (const Kind kind : kKinds) {
+      const auto device = device_of(132, kind);
       for_each_form(params_of(size[0], size[1], size[2]), [&](const ql_linear_params& params) {
         sections.runnable.check(check_problem(params) == QL_OK, "sizes are refused");
         for (const int flags : {0, int{QL_CUDA_BATCH_INVARIANT}}) {
@@ -196,8 +213,8 @@ void check_largest() {
 void check_refused_plans() {
   Section section("refused_plans");
   const auto params = params_of(100, 4096, 4096);
-  const auto device = device_of(132, 227);
-  const ql_cuda_plan good = choose_plan(params, device, 0);
+  const auto device = device_of(132, {227, 9});
+  const ql_cuda_plan good = choose_plan(params, device, QL_CUDA_BATCH_INVARIANT);
   section.check(plan_fault(params, device, good) == nullptr, "the plan itself");
   const auto refused = [&](const char* what, auto change) {
     ql_cuda_plan plan = good;
@@ -212,7 +229,7 @@ void check_refused_plans() {
   for (const int wrong : {-1, 0, 17, 1 << 30}) {
     refused("warps_k", [&](Plan plan) { plan.warps_k = wrong; });
   }
-  for (const int wrong : {-1, 0, 1, 9, 1 << 30}) {
+  for (const int wrong : {-1, 0, 1, partition::kMaxStages + 1, 1 << 30}) {
     refused("stages", [&](Plan plan) { plan.stages = wrong; });
   }
   for (const int wrong : {-1, 0, 1 << 30}) {
@@ -233,9 +250,10 @@ void check_refused_plans() {
     plan.ctas = plan.m_tiles * plan.n_tiles + 1;
   });
   refused("shared memory", [&](Plan plan) {
-    plan.token_blocks = plan.stages = 8;
-    plan.warps_n = 4;
-    plan.warps_k = 2;
+    plan.token_blocks = 8;
+    plan.stages = partition::kMaxStages;
+    plan.warps_n = 2;
+    plan.warps_k = 4;
   });
   auto tight = device;
   tight.shared_bytes_per_block = good.shared_bytes;
@@ -249,6 +267,27 @@ void check_refused_plans() {
     plan.whole_tiles = 0;
     plan.ctas = 600;
   });
+  for (const int warps_n : {1, 2}) {
+    refused("half a warpgroup", [&](Plan plan) { plan.warpgroups = 1, plan.warps_n = warps_n; });
+  }
+  for (const int token_blocks : {1, 2}) {
+    refused("few rows by warpgroups", [&](Plan plan) {
+      plan.warpgroups = plan.warps_k = 1;
+      plan.token_blocks = token_blocks;
+    });
+  }
+  refused("many rows by warps", [&](Plan plan) {
+    plan.token_blocks = 16;
+    plan.warps_k = 1;
+  });
+  for (const int major : {8, 10, 12}) {
+    auto other = device;
+    other.major = major;
+    const ql_cuda_plan grouped = choose_plan(params, device, 0);
+    section.check(grouped.warpgroups == 1 && plan_fault(params, device, grouped) == nullptr,
+                  "warpgroups on 9.0");
+    section.check(plan_fault(params, other, grouped) != nullptr, "warpgroups on %d.0", major);
+  }
   auto wide = params_of(1, (int64_t{1} << 30) - 1, 128);
   ql_cuda_plan split = choose_plan(wide, device, 0);
   section.check(split.whole_tiles == 1, "so many tiles stay whole");

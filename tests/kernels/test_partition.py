@@ -16,13 +16,15 @@ SOURCES = {
 }
 AT_LEAST = {
     "partition": {
-        "swizzle_permutation": 64 * 17,  # every chunk, and all of a row together
-        "ldmatrix_banks": 8 * 16,
-        "copy_banks": 64 * 2,
-        "quarters": 4 * 128 * 32,
-        "memory": 4 * 4 * 7 * 7 * 32,
-        "partial_stores": 1800,
-        "partial_loads": 1800,
+        "swizzle_permutation": 31 * 8 * 16,
+        "ldmatrix_banks": 31 * 16,
+        "copy_banks": 31 * 8 * 2,
+        "matrix_addresses": 200_000,
+        "copy_addresses": 31 * 8 * 16 * 4,
+        "descriptor": 31 * 8 * 16,
+        "memory": 5 * 4 * 7 * 3 * 32,
+        "partial_stores": 2500,
+        "partial_loads": 2500,
         "every_step": 90_000,
         "stripes": 100_000,
         "slots": 100_000,
