@@ -1,6 +1,6 @@
 # The verbs of this repository; CONTRIBUTING.md explains them. Every verb sets up what it needs.
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-all lint type proto fmt bench
+.PHONY: help setup run demo test test-all lint type proto fmt bench cuda
 
 MODEL ?= examples/models/all-MiniLM-L6-v2
 # The first Python that really runs (a shim may not), fits, and can make virtual environments.
@@ -28,6 +28,10 @@ test: setup ## the tests without the slow ones
 
 test-all: setup ## all tests; SELECT='-m slow' narrows
 	$(PY) -m pytest $(SELECT)
+
+cuda: .venv/.installed-cuda ## build the GPU kernels for all architectures; what each takes
+	@$(PY) -m qlinear_service.kernels.build --cuda --prebuilt
+	@$(PY) -m qlinear_service.kernels.resources
 
 bench: setup ## costs of a call and of the CPU operation, beside their targets
 	.venv/bin/qlinear bench service
@@ -61,3 +65,9 @@ proto: .venv/.installed-dev ## regenerate the protocol modules; refuses breaking
 
 .venv/.installed-dev: .venv/.installed
 	$(PIP) -c constraints.txt -e '.[server,test,dev]' && touch $@
+
+# A compiler only where there is none, and the older toolchain that tests/cuda_build tries.
+.venv/.installed-cuda: .venv/.installed
+	$(PIP) -c constraints.txt -e '.[server,test,cuda-check]'
+	$(PY) -m qlinear_service.kernels.nvcc || $(PIP) -c constraints.txt -e '.[cuda-compiler]'
+	@touch $@

@@ -17,7 +17,6 @@ from qlinear_service.kernels.architectures import ARCHITECTURES, chosen_architec
 from qlinear_service.kernels.library_cache import is_intact, keep, libraries_folder
 from qlinear_service.kernels.ninja import (
     SOURCE_ROOT,
-    escape,
     find_compiler,
     find_ninja,
     quoted,
@@ -135,6 +134,8 @@ def build_cuda_library(
         started = time.monotonic()
         lines = _ninja_lines(tools, chosen, cached.name)
         (work_dir / "exports.map").write_text(EXPORTS)
+        # A name without odd signs: nvcc does not quote all that it hands on.
+        (work_dir / "csrc").symlink_to(SOURCE_ROOT)
         jobs = ["-j", str(usable_cores())]
         output = run_ninja(
             lines, work_dir, what=WHAT, ninja=tools.ninja, options=jobs, stop=stop, log=log
@@ -204,7 +205,7 @@ def _find_toolchain() -> _Toolchain:
 def _ninja_lines(tools: _Toolchain, architectures: tuple[str, ...], name: str) -> list[str]:
     codes = [f"-gencode=arch=compute_{each},code=sm_{each}" for each in architectures]
     told = f'-DQL_CUDA_ARCHITECTURES="{" ".join(architectures)}"'
-    compile_words = [*CUDA_FLAGS, *codes, told, f"-I{SOURCE_ROOT}"]
+    compile_words = [*CUDA_FLAGS, *codes, told, "-Icsrc"]
     folders = [f"-L{folder}" for folder in link_folders(tools.nvcc)]
     link_words = ["-shared", "-cudart=static", "-Xlinker=--version-script=exports.map", *folders]
     nvcc = f"{quoted(tools.nvcc)} -ccbin {quoted(tools.compiler)}"
@@ -218,7 +219,7 @@ def _ninja_lines(tools: _Toolchain, architectures: tuple[str, ...], name: str) -
     ]
     for source, more in CUDA_SOURCES.items():
         objects.append(f"{Path(source).stem}.o")
-        lines.append(f"build {objects[-1]}: compile {escape(SOURCE_ROOT / source)}")
+        lines.append(f"build {objects[-1]}: compile csrc/{source}")
         lines.append(f"  flags = $flags {' '.join(map(quoted, more))}")
     lines.append(f"build {name}: link {' '.join(objects)}")
     return lines

@@ -1,21 +1,24 @@
 """Finds the CUDA compiler: the user's, the system's, or the one that pip can install.
 
-Standard library only.
+Standard library only. Run as a program it says which; exit code 1 if there is none.
 """
 
 import os
 import re
 import shutil
+import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
 from qlinear_service.kernels.ninja import ToolMissing, version_of
 
-__all__ = ["find_nvcc", "link_folders"]
+__all__ = ["find_nvcc", "link_folders", "main"]
 
 OLDEST = (12, 8)
 """The first release that knows every architecture of ours."""
+
+USUAL_HOME = "/usr/local/cuda"
 
 HOW_TO_GET = (
     "install the CUDA toolkit, or into this Python: pip install 'qlinear[cuda-compiler]', or name "
@@ -62,9 +65,23 @@ def _candidates() -> Iterator[str]:
             raise ToolMissing(f"NVCC is {chosen!r}, and there is no such program: {HOW_TO_GET}")
         yield nvcc
         return
-    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), USUAL_HOME]
     packages = sorted(Path(sysconfig.get_path("purelib")).glob("nvidia/cu*/"), reverse=True)
     places = [shutil.which("nvcc"), *(f"{home}/bin/nvcc" for home in (*homes, *packages) if home)]
     for place in dict.fromkeys(places):
         if place is not None and os.access(place, os.X_OK):
             yield place
+
+
+def main() -> int:
+    """Print which nvcc is used, or what to do about it."""
+    try:
+        print("CUDA compiler: {} ({})".format(*find_nvcc()))
+    except ToolMissing as error:
+        print(f"note: {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
