@@ -33,14 +33,17 @@ typedef struct ql_cuda_device {
 // How y[m, n] is cut. Filled by ql_cuda_plan(); may be changed for tuning and in tests.
 typedef struct ql_cuda_plan {
   int32_t token_blocks;  // blocks of 8 rows of x that one tile holds: 1, 2, 4 or 8
-  int32_t warps_n;       // warps of a thread block side by side along n, 32 columns each
+  int32_t warpgroups;    // 1: multiply by warpgroups (Hopper only; token_blocks 4, 8 or 16)
+  int32_t warps_n;       // warps of a thread block side by side along n, 32 columns each, or 16
+                         // where token_blocks is 16
   int32_t warps_k;       // groups of such warps that share out the k steps of a tile
   int32_t stages;        // steps that each warp's ring holds, 2 to 4
   int32_t ctas;          // thread blocks
   int32_t whole_tiles;   // 1: no tile is split between thread blocks
   int32_t m_tiles, n_tiles;
-  int32_t shared_bytes;     // dynamic shared memory of a thread block
-  int32_t kernel;           // index of the kernel, see ql_cuda_kernel_name()
+  int32_t shared_bytes;  // dynamic shared memory of a thread block
+  int32_t kernel;        // index of the kernel, see ql_cuda_kernel_name()
+  int32_t reserved;
   int64_t workspace_bytes;  // how much of the workspace this plan uses
 } ql_cuda_plan;
 

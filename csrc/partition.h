@@ -14,10 +14,15 @@
 namespace qlinear::partition {
 
 inline constexpr int kStepK = 128;
-inline constexpr int kBlocksPerWarp = 2;  // n-blocks of 16 output features that a warp holds
-inline constexpr int kWarpN = kBlocksPerWarp * layout::kTileN;
+// n-blocks of 16 output features that a warp holds: fewer beside many rows, for the registers'
+// sake.
+constexpr int blocks_per_warp(int token_blocks) { return token_blocks >= 16 ? 1 : 2; }
+constexpr int warp_columns(int token_blocks) {
+  return blocks_per_warp(token_blocks) * layout::kTileN;
+}
 inline constexpr int kTokens = 8;  // rows of x in one mma operand
-inline constexpr int kMaxTokenBlocks = 8;
+inline constexpr int kMaxTokenBlocks = 16;
+inline constexpr int kWarpgroupWarps = 4;  // whose warps multiply together on Hopper
 inline constexpr int kMaxStages = 4;
 inline constexpr int kMaxWarpsK = 16;
 inline constexpr int kMaxWarpsN = 8;
@@ -28,12 +33,16 @@ constexpr int max_threads(int token_blocks) {
   return token_blocks <= 2 ? 512 : token_blocks <= 4 ? 384 : 256;
 }
 
-// Activations of one step: rows of 256 bytes, cut into 16-byte chunks. Chunk c of row r lies at
-// place c ^ (r % 8), so that the eight rows that ldmatrix reads together lie in different banks.
-inline constexpr int kRowBytes = kStepK * 2;
-inline constexpr int kRowChunks = kRowBytes / layout::kVectorBytes;
-constexpr int activation_offset(int row, int chunk) {
-  return row * kRowBytes + ((chunk ^ (row % 8)) * layout::kVectorBytes);
+// Activations of one step: two halves of 64 k, each with its rows of 128 bytes cut into 16-byte
+// chunks. Chunk c of row r lies at place c ^ (r % 8) of its row, so that the eight rows that
+// ldmatrix reads together lie in different banks; Hopper's wgmma calls this layout the 128-byte
+// swizzle.
+inline constexpr int kRowChunks = kStepK * 2 / layout::kVectorBytes;
+inline constexpr int kHalfChunks = kRowChunks / 2;
+inline constexpr int kHalfRowBytes = kHalfChunks * layout::kVectorBytes;
+constexpr int activation_offset(int row, int chunk, int rows) {
+  return (chunk / kHalfChunks * rows + row) * kHalfRowBytes +
+         (chunk % kHalfChunks ^ row % 8) * layout::kVectorBytes;
 }
 
 constexpr int groups_per_step(int64_t group_size) {
@@ -41,12 +50,12 @@ constexpr int groups_per_step(int64_t group_size) {
 }
 
 // What one warp's ring holds of one step, in this order; every part is a multiple of 16 bytes.
-constexpr int code_bytes(int bits) { return kWarpN * kStepK * bits / 8; }
-constexpr int scale_bytes(int64_t group_size, int scale_item_bytes) {
-  return kWarpN * groups_per_step(group_size) * scale_item_bytes;
+constexpr int code_bytes(int columns, int bits) { return columns * kStepK * bits / 8; }
+constexpr int scale_bytes(int columns, int64_t group_size, int scale_item_bytes) {
+  return columns * groups_per_step(group_size) * scale_item_bytes;
 }
-constexpr int zero_bytes(int64_t group_size, bool has_zeros) {
-  return has_zeros ? kWarpN * groups_per_step(group_size) : 0;
+constexpr int zero_bytes(int columns, int64_t group_size, bool has_zeros) {
+  return has_zeros ? columns * groups_per_step(group_size) : 0;
 }
 
 struct SharedMemory {
@@ -67,13 +76,15 @@ constexpr SharedMemory shared_memory(Geometry geometry, int bits, int64_t group_
                                      int scale_item_bytes, bool has_zeros) {
   SharedMemory memory{};
   const int tokens = geometry.token_blocks * kTokens;
-  memory.activation_stage = tokens * kRowBytes;
-  memory.warp_stage = code_bytes(bits) + scale_bytes(group_size, scale_item_bytes) +
-                      zero_bytes(group_size, has_zeros);
+  const int columns = warp_columns(geometry.token_blocks);
+  memory.activation_stage = tokens * 2 * kHalfRowBytes;
+  memory.warp_stage = code_bytes(columns, bits) +
+                      scale_bytes(columns, group_size, scale_item_bytes) +
+                      zero_bytes(columns, group_size, has_zeros);
   memory.weights = geometry.warps_k * geometry.stages * memory.activation_stage;
   memory.partials =
       memory.weights + geometry.warps_n * geometry.warps_k * geometry.stages * memory.warp_stage;
-  memory.partial_row = geometry.warps_n * kWarpN + 4;
+  memory.partial_row = geometry.warps_n * columns + 4;
   memory.flag = memory.partials +
                 geometry.warps_k * tokens * memory.partial_row * static_cast<int>(sizeof(float));
   memory.total = memory.flag + layout::kVectorBytes;
@@ -123,11 +134,11 @@ inline constexpr int64_t kWorkspaceBytes = kCounterBytes + kSlotsBytes;
 
 constexpr int64_t slots_bytes(Geometry geometry, int ctas) {
   return 2 * static_cast<int64_t>(ctas) * geometry.token_blocks * kTokens * geometry.warps_n *
-         kWarpN * static_cast<int64_t>(sizeof(float));
+         warp_columns(geometry.token_blocks) * static_cast<int64_t>(sizeof(float));
 }
 
 static_assert(layout::kPadK % kStepK == 0, "a padded row is a whole number of steps");
-static_assert(layout::kPadN % kWarpN == 0, "a warp's two n-blocks are both there or both not");
-static_assert(activation_offset(0, kRowChunks - 1) < kRowBytes);
+static_assert(layout::kPadN % warp_columns(1) == 0,
+              "a warp's two n-blocks are both there or both not");
 
 }  // namespace qlinear::partition

@@ -13,10 +13,15 @@ namespace {
 constexpr int kMaxDevices = 64;
 
 const void* kernel_function(int kernel) {
-  static const LinearFunctions formats[kFormats] = {linear_f16_4(), linear_f16_8(), linear_bf16_4(),
+  static const LinearFunctions by_warp[kFormats] = {linear_f16_4(), linear_f16_8(), linear_bf16_4(),
                                                     linear_bf16_8()};
-  constexpr int kPerFormat = kRowForms * kGroupForms;
-  return formats[kernel / kPerFormat].functions[kernel % kPerFormat];
+  static const LinearFunctions by_warpgroup[kFormats] = {
+      linear_f16_4_wgmma(), linear_f16_8_wgmma(), linear_bf16_4_wgmma(), linear_bf16_8_wgmma()};
+  const int format = kernel / (kLinearForms * kGroupForms);
+  const int form = kernel / kGroupForms % kLinearForms, groups = kernel % kGroupForms;
+  return form < kWarpForms
+             ? by_warp[format].functions[form * kGroupForms + groups]
+             : by_warpgroup[format].functions[(form - kWarpForms) * kGroupForms + groups];
 }
 
 // Lets a kernel use all the shared memory there is, once for each device.
@@ -191,11 +196,12 @@ extern "C" const char* ql_cuda_kernel_name(int kernel) {
   static char names[kKernels][64];
   static const bool filled = [] {
     for (int i = 0; i < kKernels; ++i) {
-      const int format = i / (kRowForms * kGroupForms);
-      std::snprintf(names[i], sizeof names[i], "linear_%s_b%d_rows%d_%s",
+      const int format = i / (kLinearForms * kGroupForms);
+      const LinearForm form = kForms[i / kGroupForms % kLinearForms];
+      std::snprintf(names[i], sizeof names[i], "linear_%s_b%d_rows%d_%s%s",
                     format / 2 ? "bf16" : "f16", format % 2 ? 8 : 4,
-                    kTokenBlocks[i / kGroupForms % kRowForms] * partition::kTokens,
-                    i % kGroupForms ? "g32_64" : "g128");
+                    form.token_blocks * partition::kTokens, i % kGroupForms ? "g32_64" : "g128",
+                    form.warpgroups ? "_wgmma" : "");
     }
     return true;
   }();

@@ -18,16 +18,22 @@
 #pragma once
 
 #include "cuda/producer.cuh"
+#include "cuda/wgmma.cuh"
 
 namespace qlinear::cuda {
 
-template <typename Dtype, int kBits, int kTokenBlocks, bool kFineGroups>
+template <typename Dtype, int kBits, int kTokenBlocks, bool kFineGroups, bool kWarpgroups>
 struct LinearKernel {
   using Format = Codes<Dtype, kBits>;
   using Ring = Producer<Dtype, kBits, kTokenBlocks>;
   static constexpr int kStepTiles = kStepK / layout::kTileK;
   static constexpr int kVectors = kBits / 4;  // of 16 bytes per lane and layout tile
   static constexpr int kTileRows = Ring::kTileRows;
+  static constexpr int kBlocks = Ring::kBlocks;  // n-blocks of this warp
+  static constexpr int kColumns = kBlocks * layout::kTileN;
+  static constexpr int kStepK16 = kStepK / 16;
+  static constexpr int kGroupK16 = kFineGroups ? 2 : kStepK16;  // products between two scalings
+  using Sums = float[kBlocks][kTokenBlocks][4];
 
   const LinearArgs& args;
   unsigned char* const shared;
@@ -36,9 +42,9 @@ struct LinearKernel {
   const uint32_t activations, codes;  // the rings this warp reads, stage 0
   Ring ring;
   int stage = 0;  // to be read next
-  typename Format::Zeros zeros[kBlocksPerWarp];
+  typename Format::Zeros zeros[kBlocks];
   uint32_t b_operands[4];
-  float totals[kBlocksPerWarp][kTokenBlocks][4];
+  Sums totals;
 
   __device__ __forceinline__ LinearKernel(const LinearArgs& a, unsigned char* dynamic_shared)
       : args(a),
@@ -66,7 +72,7 @@ struct LinearKernel {
 
   __device__ __forceinline__ void load_zeros(uint32_t at, int group_in_step) {
 #pragma unroll
-    for (int block = 0; block < kBlocksPerWarp; ++block) {
+    for (int block = 0; block < kBlocks; ++block) {
       const uint32_t pair = load_shared_2(
           at + (block * groups_per_step() + group_in_step) * layout::kTileN + lane / 4 * 2);
       zeros[block] = Format::zeros(pair & 0xff, pair >> 8);
@@ -75,13 +81,13 @@ struct LinearKernel {
 
   // Scales of rows g and g + 8 of both n-blocks, as they lie in memory.
   struct RawScales {
-    uint32_t low[kBlocksPerWarp], high[kBlocksPerWarp];
+    uint32_t low[kBlocks], high[kBlocks];
   };
 
   __device__ __forceinline__ RawScales load_scales(uint32_t at, int group_in_step) const {
     RawScales raw;
 #pragma unroll
-    for (int block = 0; block < kBlocksPerWarp; ++block) {
+    for (int block = 0; block < kBlocks; ++block) {
       const int pair = (block * groups_per_step() + group_in_step) * layout::kTileN + lane / 4 * 2;
       const uint32_t from = at + pair * args.scale_item_bytes;
       raw.low[block] = load_shared_4(from);
@@ -90,47 +96,47 @@ struct LinearKernel {
     return raw;
   }
 
-  // total += scale * sum for both n-blocks.
-  __device__ __forceinline__ void apply_scales(const float (&sums)[kBlocksPerWarp][kTokenBlocks][4],
-                                               const RawScales& raw) {
+  // total += scale * sum for one n-block.
+  __device__ __forceinline__ void apply_scales(int block, const Sums& sums, uint32_t low,
+                                               uint32_t high) {
+    const float2 scale = scales_of(low, high, args.scale_dtype);
 #pragma unroll
-    for (int block = 0; block < kBlocksPerWarp; ++block) {
-      const float2 scale = scales_of(raw.low[block], raw.high[block], args.scale_dtype);
-#pragma unroll
-      for (int token = 0; token < kTokenBlocks; ++token) {
-        totals[block][token][0] += scale.x * sums[block][token][0];
-        totals[block][token][1] += scale.x * sums[block][token][1];
-        totals[block][token][2] += scale.y * sums[block][token][2];
-        totals[block][token][3] += scale.y * sums[block][token][3];
-      }
+    for (int token = 0; token < kTokenBlocks; ++token) {
+      totals[block][token][0] += scale.x * sums[block][token][0];
+      totals[block][token][1] += scale.x * sums[block][token][1];
+      totals[block][token][2] += scale.y * sums[block][token][2];
+      totals[block][token][3] += scale.y * sums[block][token][3];
     }
   }
 
   // What of the activations one load_matrices brings: k 0-7 and 8-15 of two blocks of rows, or,
-  // where there is but one block, of two sixteenths of k. The address this lane gives for the
-  // first; others differ in bits that the swizzle leaves to an exclusive or.
+  // where there is but one block, of two sixteenths of k. The address that this lane gives for the
+  // first; others differ in bits that the swizzle leaves to an exclusive or, and by whole halves.
   __device__ __forceinline__ int matrix_row() const {
-    return kTokenBlocks == 1 ? partition::activation_offset(lane % 8, lane / 8)
-                             : partition::activation_offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+    return kTokenBlocks == 1
+               ? partition::activation_offset(lane % 8, lane / 8, kTileRows)
+               : partition::activation_offset(lane % 8 + lane / 16 * 8, lane / 8 % 2, kTileRows);
   }
+  static constexpr int kHalfBytes = kTileRows * partition::kHalfRowBytes;
+  static constexpr int kTokenBytes = kTokens * partition::kHalfRowBytes;
 
-  // sums += weights of 16 k, the `k16`-th of the step, times all rows of x.
-  __device__ __forceinline__ void multiply(float (&sums)[kBlocksPerWarp][kTokenBlocks][4],
-                                           const uint32_t (&a)[kBlocksPerWarp][4], uint32_t row,
-                                           int k16) {
+  // sums += weights of the `k16`-th 16 k of the step, times all rows of x. By each warp for itself:
+  __device__ __forceinline__ void multiply_by_warp(Sums& sums, const uint32_t (&a)[kBlocks][4],
+                                                   uint32_t x, int k16) {
+    const uint32_t row = x + k16 / 4 * kHalfBytes;
     if constexpr (kTokenBlocks == 1) {
-      if (k16 % 2 == 0) load_matrices(b_operands, row ^ (k16 / 2 * 64));
+      if (k16 % 2 == 0) load_matrices(b_operands, row ^ (k16 / 2 % 2 * 64));
 #pragma unroll
-      for (int block = 0; block < kBlocksPerWarp; ++block) {
+      for (int block = 0; block < kBlocks; ++block) {
         multiply_accumulate<Dtype>(sums[block][0], a[block], b_operands[k16 % 2 * 2],
                                    b_operands[k16 % 2 * 2 + 1]);
       }
     } else {
 #pragma unroll
       for (int token = 0; token < kTokenBlocks; token += 2) {
-        load_matrices(b_operands, (row + token * kTokens * partition::kRowBytes) ^ (k16 * 32));
+        load_matrices(b_operands, (row + token * kTokenBytes) ^ (k16 % 4 * 32));
 #pragma unroll
-        for (int block = 0; block < kBlocksPerWarp; ++block) {
+        for (int block = 0; block < kBlocks; ++block) {
           multiply_accumulate<Dtype>(sums[block][token], a[block], b_operands[0], b_operands[1]);
           multiply_accumulate<Dtype>(sums[block][token + 1], a[block], b_operands[2],
                                      b_operands[3]);
@@ -139,64 +145,118 @@ struct LinearKernel {
     }
   }
 
-  __device__ __forceinline__ void compute_step() {
-    const uint32_t step_codes = codes + stage * args.memory.warp_stage;
-    const uint32_t scales_at = step_codes + partition::code_bytes(kBits);
-    const uint32_t zeros_at = scales_at + kBlocksPerWarp * args.scale_chunks * layout::kVectorBytes;
-    const uint32_t row = activations + stage * Ring::kActivationStage + matrix_row();
-    stage = stage + 1 == args.stages ? 0 : stage + 1;
-    const bool zeros_vary = args.zeros != nullptr;
-    RawScales raw;
-    if (!kFineGroups) {
-      if (zeros_vary) load_zeros(zeros_at, 0);
-      raw = load_scales(scales_at, 0);
+  // The lane's words of one layout tile of the step.
+  __device__ __forceinline__ void load_block_words(uint32_t (&words)[kVectors * 4],
+                                                   uint32_t step_codes, int block, int tile) const {
+#pragma unroll
+    for (int vector = 0; vector < kVectors; ++vector) {
+      const uint4 loaded = load_shared_16(
+          step_codes + ((block * kStepTiles + tile) * kVectors + vector) * Ring::kVectorStride +
+          lane * layout::kVectorBytes);
+      words[4 * vector] = loaded.x;
+      words[4 * vector + 1] = loaded.y;
+      words[4 * vector + 2] = loaded.z;
+      words[4 * vector + 3] = loaded.w;
     }
-
-    float sums[kBlocksPerWarp][kTokenBlocks][4];
+  }
+  __device__ __forceinline__ void load_words(uint32_t (&words)[kBlocks][kVectors * 4],
+                                             uint32_t step_codes, int tile) const {
 #pragma unroll
-    for (int tile = 0; tile < kStepTiles; ++tile) {
-      uint32_t words[kBlocksPerWarp][kVectors * 4];
-#pragma unroll
-      for (int block = 0; block < kBlocksPerWarp; ++block) {
-#pragma unroll
-        for (int vector = 0; vector < kVectors; ++vector) {
-          const uint4 loaded = load_shared_16(
-              step_codes + ((block * kStepTiles + tile) * kVectors + vector) * 512 + lane * 16);
-          words[block][4 * vector] = loaded.x;
-          words[block][4 * vector + 1] = loaded.y;
-          words[block][4 * vector + 2] = loaded.z;
-          words[block][4 * vector + 3] = loaded.w;
-        }
-      }
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {  // 32 of the tile's 64 k
-        const int quarter = 2 * tile + half;
-        const int fine_group = kFineGroups && args.group_size == 64 ? quarter / 2 : quarter;
-        if (kFineGroups) {
-          if (zeros_vary) load_zeros(zeros_at, fine_group);
-          raw = load_scales(scales_at, fine_group);
-        }
-        if (kFineGroups || quarter == 0) clear(sums);
-#pragma unroll
-        for (int k16 = 0; k16 < 2; ++k16) {
-          uint32_t a[kBlocksPerWarp][4];
-#pragma unroll
-          for (int block = 0; block < kBlocksPerWarp; ++block) {
-            Format::operand(a[block], &words[block][(2 * half + k16) * Format::kWords],
-                            zeros[block]);
-          }
-          multiply(sums, a, row, 2 * quarter + k16);
-        }
-        if (kFineGroups) apply_scales(sums, raw);
-      }
+    for (int block = 0; block < kBlocks; ++block) {
+      load_block_words(words[block], step_codes, block, tile);
     }
-    if (!kFineGroups) apply_scales(sums, raw);
   }
 
-  template <int kCount>
-  __device__ __forceinline__ static void clear(float (&sums)[kCount][kTokenBlocks][4]) {
+  // Where this step's bytes lie; the next call is about the next step.
+  struct StepPlace {
+    uint32_t codes, scales, zeros, x;
+  };
+  __device__ __forceinline__ StepPlace next_place() {
+    StepPlace place;
+    place.codes = codes + stage * args.memory.warp_stage;
+    place.scales = place.codes + partition::code_bytes(kColumns, kBits);
+    place.zeros = place.scales + kBlocks * args.scale_chunks * layout::kVectorBytes;
+    place.x = activations + stage * Ring::kActivationStage;
+    stage = stage + 1 == args.stages ? 0 : stage + 1;
+    return place;
+  }
+  // Scale group, within the step, of its k16-th 16 k; fine groups of 64 take two turns.
+  __device__ __forceinline__ int group_in_step(int k16) const {
+    return !kFineGroups ? 0 : k16 / (args.group_size == 64 ? 4 : 2);
+  }
+
+  __device__ __forceinline__ void compute_step_by_warp() {
+    const StepPlace place = next_place();
+    const uint32_t row = place.x + matrix_row();
+    RawScales raw;
+    Sums sums;
+    uint32_t words[kBlocks][kVectors * 4];
 #pragma unroll
-    for (int block = 0; block < kCount; ++block) {
+    for (int k16 = 0; k16 < kStepK16; ++k16) {
+      if (k16 % 4 == 0) load_words(words, place.codes, k16 / 4);
+      if (k16 % kGroupK16 == 0) {
+        if (args.zeros != nullptr) load_zeros(place.zeros, group_in_step(k16));
+        raw = load_scales(place.scales, group_in_step(k16));
+        clear(sums);
+      }
+      uint32_t a[kBlocks][4];
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+        Format::operand(a[block], &words[block][k16 % 4 * Format::kWords], zeros[block]);
+      }
+      multiply_by_warp(sums, a, row, k16);
+      if ((k16 + 1) % kGroupK16 == 0) {
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block) {
+          apply_scales(block, sums, raw.low[block], raw.high[block]);
+        }
+      }
+    }
+  }
+
+  // Products by warpgroups run on while their warps go on. One n-block's products of a scale group
+  // are one phase; what a phase has summed is scaled while the products of the next one run.
+  static constexpr int kOperandSets = 4;  // a set is free when the product so many before is done
+
+  __device__ __forceinline__ void compute_step_by_warpgroup() {
+    const StepPlace place = next_place();
+    Sums sums;
+    uint32_t words[kBlocks][kVectors * 4];
+    uint32_t a[kOperandSets][4];
+    clear(sums);
+#pragma unroll
+    for (int first = 0; first < kStepK16; first += kGroupK16) {
+      if (args.zeros != nullptr) load_zeros(place.zeros, group_in_step(first));
+      const RawScales raw = load_scales(place.scales, group_in_step(first));
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+        for (int k16 = first; k16 < first + kGroupK16; ++k16) {
+          if (k16 % 4 == 0) load_block_words(words[block], place.codes, block, k16 / 4);
+          if (block * kGroupK16 + k16 - first >= kOperandSets) warpgroup_wait<kOperandSets - 1>();
+          uint32_t (&operand)[4] = a[k16 % kOperandSets];
+          Format::operand(operand, &words[block][k16 % 4 * Format::kWords], zeros[block]);
+          warpgroup_fence();
+          WarpgroupProduct<Dtype, kTokenBlocks>::run(
+              sums[block], operand,
+              activation_descriptor(place.x + k16 / 4 * kHalfBytes + k16 % 4 * 32), k16 != first);
+          warpgroup_commit();
+        }
+        if (block > 0) {
+          warpgroup_wait<kGroupK16>();
+          hold_block(sums[block - 1]);
+          apply_scales(block - 1, sums, raw.low[block - 1], raw.high[block - 1]);
+        }
+      }
+      warpgroup_wait<0>();
+      hold_block(sums[kBlocks - 1]);
+      apply_scales(kBlocks - 1, sums, raw.low[kBlocks - 1], raw.high[kBlocks - 1]);
+    }
+  }
+
+  __device__ __forceinline__ static void clear(Sums& sums) {
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
       for (int token = 0; token < kTokenBlocks; ++token) {
 #pragma unroll
@@ -208,11 +268,11 @@ struct LinearKernel {
   // Writes this warp's totals where the thread block adds them up.
   __device__ __forceinline__ void store_totals() {
     float* to = reinterpret_cast<float*>(shared + args.memory.partials) +
-                group * kTileRows * args.memory.partial_row + warp_n * kWarpN + lane / 4;
+                group * kTileRows * args.memory.partial_row + warp_n * kColumns + lane / 4;
 #pragma unroll
     for (int token = 0; token < kTokenBlocks; ++token) {
 #pragma unroll
-      for (int block = 0; block < kBlocksPerWarp; ++block) {
+      for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
         for (int i = 0; i < 4;
              ++i) {  // sums of a lane: rows g, g, g + 8, g + 8 of W; x rows 2t + i
@@ -242,8 +302,9 @@ struct LinearKernel {
     const bool whole = began && ring.stripe.end_of(tile, args.tile_steps) == args.tile_steps;
     const TilePlace place(args, tile);
     const int row0 = place.m_tile * kTileRows, rows = min(args.m - row0, kTileRows);
-    const int n0 = place.n_tile * args.warps_n * kWarpN;
-    const int row_shift = 3 + args.warps_n_log2;  // a row of the tile is so many float4, as a power
+    const int n0 = place.n_tile * args.warps_n * kColumns;
+    const int row_shift = (kBlocks == 2 ? 3 : 2) +
+                          args.warps_n_log2;  // a row of the tile is so many float4, as a power
     const int columns_mask = (1 << row_shift) - 1;
 
     store_totals();
@@ -276,7 +337,7 @@ struct LinearKernel {
 
   __device__ __forceinline__ float* slot_of(int cta, bool began_tile) const {
     return args.slots +
-           partition::partial_slot(cta, began_tile) * (kTileRows * kWarpN) * args.warps_n;
+           partition::partial_slot(cta, began_tile) * (kTileRows * kColumns) * args.warps_n;
   }
   __device__ __forceinline__ float4 load_share(int cta, bool began_tile, int index) const {
     return __ldcg(reinterpret_cast<const float4*>(slot_of(cta, began_tile)) + index);
@@ -306,7 +367,7 @@ struct LinearKernel {
   __device__ __forceinline__ void run() {
     if (args.zeros == nullptr) {
 #pragma unroll
-      for (int block = 0; block < kBlocksPerWarp; ++block) {
+      for (int block = 0; block < kBlocks; ++block) {
         zeros[block] = Format::zeros(args.symmetric_zero, args.symmetric_zero);
       }
     }
@@ -317,20 +378,32 @@ struct LinearKernel {
       const int end = ring.stripe.end_of(tile, args.tile_steps);
       for (int step = ring.stripe.begin_of(tile) + group; step < end; step += args.warps_k) {
         wait_for_oldest(args.stages);
+        if (kWarpgroups) fence_shared_for_warpgroup();
         group_barrier();
         ring.fetch(lane, warp_n);
-        compute_step();
+        if constexpr (kWarpgroups) {
+          compute_step_by_warpgroup();
+        } else {
+          compute_step_by_warp();
+        }
       }
       finish_tile(tile);
     }
   }
 };
 
-template <typename Dtype, int kBits, int kTokenBlocks, bool kFineGroups>
+template <typename Dtype, int kBits, int kTokenBlocks, bool kFineGroups, bool kWarpgroups>
 __global__ void __launch_bounds__(partition::max_threads(kTokenBlocks), 1)
     linear(const __grid_constant__ LinearArgs args) {
-  extern __shared__ __align__(1024) unsigned char dynamic_shared[];
-  LinearKernel<Dtype, kBits, kTokenBlocks, kFineGroups>(args, dynamic_shared).run();
+#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  if constexpr (kWarpgroups) {
+    __trap();  // the planner knows which devices have the instruction
+  } else
+#endif
+  {
+    extern __shared__ __align__(1024) unsigned char dynamic_shared[];
+    LinearKernel<Dtype, kBits, kTokenBlocks, kFineGroups, kWarpgroups>(args, dynamic_shared).run();
+  }
 }
 
 }  // namespace qlinear::cuda

@@ -10,7 +10,6 @@ namespace {
 
 using partition::kStepK;
 using partition::kTokens;
-using partition::kWarpN;
 
 int64_t padded_n(const ql_linear_params& params) {
   return layout::round_up(params.n, layout::kPadN);
@@ -42,11 +41,15 @@ int most_stages(const ql_linear_params& params, ql_cuda_plan plan, int budget) {
   return stages;
 }
 
-int token_blocks_for(int64_t m) {
-  for (const int blocks : kTokenBlocks) {
-    if (m <= blocks * kTokens) return blocks;
+bool has_warpgroups(const ql_cuda_device& device) { return device.major == 9; }
+
+// The smallest form whose tile holds all rows, else the largest.
+LinearForm form_for(int64_t m, bool warpgroups) {
+  LinearForm best{};
+  for (const LinearForm& form : kForms) {
+    if (form.warpgroups == warpgroups && best.token_blocks * kTokens < m) best = form;
   }
-  return kTokenBlocks[kRowForms - 1];
+  return best;
 }
 
 // Whether whole tiles keep the thread blocks nearly evenly busy.
@@ -76,13 +79,13 @@ int check_problem(const ql_linear_params& params) {
 }
 
 void complete_plan(const ql_linear_params& params, ql_cuda_plan& plan) {
-  const int64_t columns = int64_t{kWarpN} * plan.warps_n;
+  const int64_t columns = int64_t{partition::warp_columns(plan.token_blocks)} * plan.warps_n;
   const int64_t rows = int64_t{kTokens} * plan.token_blocks;
   plan.n_tiles = static_cast<int32_t>((padded_n(params) + columns - 1) / columns);
   plan.m_tiles = static_cast<int32_t>((params.m + rows - 1) / rows);
   plan.shared_bytes = memory_of(params, plan).total;
-  plan.kernel = kernel_index(compute_dtype(params) == QL_BF16, params.bits, plan.token_blocks,
-                             params.group_size);
+  plan.kernel = kernel_index(compute_dtype(params) == QL_BF16, params.bits,
+                             form_of(plan.token_blocks, plan.warpgroups != 0), params.group_size);
   plan.workspace_bytes =
       plan.whole_tiles
           ? 0
@@ -93,7 +96,15 @@ void complete_plan(const ql_linear_params& params, ql_cuda_plan& plan) {
 
 const char* plan_fault(const ql_linear_params& params, const ql_cuda_device& device,
                        const ql_cuda_plan& plan) {
-  if (row_form(plan.token_blocks) < 0) return "token_blocks must be 1, 2, 4 or 8";
+  if (form_of(plan.token_blocks, plan.warpgroups != 0) < 0) {
+    return "token_blocks must be 1, 2, 4 or 8, or with warpgroups 4, 8 or 16";
+  }
+  if (plan.warpgroups != 0 && !has_warpgroups(device)) {
+    return "this device has no warpgroup products";
+  }
+  if (plan.warpgroups != 0 && plan.warps_n % partition::kWarpgroupWarps != 0) {
+    return "warps_n must be 4 or 8 with warpgroups: four warps multiply together";
+  }
   if (plan.warps_n < 1 || plan.warps_n > partition::kMaxWarpsN ||
       (plan.warps_n & (plan.warps_n - 1)) != 0) {
     return "warps_n must be 1, 2, 4 or 8";
@@ -138,16 +149,18 @@ ql_cuda_plan choose_plan(const ql_linear_params& params, const ql_cuda_device& d
   ql_cuda_plan plan{};
   const bool invariant = (flags & QL_CUDA_BATCH_INVARIANT) != 0;
   const int64_t steps = tile_steps(params);
-  plan.token_blocks = token_blocks_for(params.m);
+  const bool warpgroups = has_warpgroups(device) && params.m > 16 && !invariant;
+  plan.token_blocks = form_for(params.m, warpgroups).token_blocks;
+  plan.warpgroups = warpgroups ? 1 : 0;
   // Few rows: warps share out k, so that no tile is split between thread blocks. More rows: warps
   // side by side, so that activations are read by fewer of them.
-  plan.warps_n = std::min(plan.token_blocks, 4);
+  plan.warps_n = plan.token_blocks == 16 ? 8 : std::min(plan.token_blocks, 4);
   plan.warps_k = partition::max_threads(plan.token_blocks) / 32 / plan.warps_n;
-  if (plan.token_blocks >= 4) plan.warps_k = 2;
+  if (plan.token_blocks >= 4) plan.warps_k = plan.token_blocks == 16 ? 1 : 2;
   if (invariant) plan.warps_k = 2;  // a row's sum must not depend on the number of rows
   plan.warps_k = std::min(plan.warps_k, power_of_two_up_to(std::max<int64_t>(steps, 1)));
   plan.stages = most_stages(params, plan, device.shared_bytes_per_block);
-  while (plan.stages < 2 && plan.warps_n > 1) {
+  while (plan.stages < 2 && plan.warps_n > (warpgroups ? 4 : 1)) {
     plan.warps_n /= 2;
     plan.stages = most_stages(params, plan, device.shared_bytes_per_block);
   }
@@ -155,7 +168,8 @@ ql_cuda_plan choose_plan(const ql_linear_params& params, const ql_cuda_device& d
     plan.warps_k /= 2;
     plan.stages = most_stages(params, plan, device.shared_bytes_per_block);
   }
-  while (plan.stages < 2 && plan.token_blocks > 1) {  // fewer rows change no row's sum
+  while (plan.stages < 2 &&
+         plan.token_blocks > (warpgroups ? 4 : 1)) {  // fewer rows change no row's sum
     plan.token_blocks /= 2;
     plan.stages = most_stages(params, plan, device.shared_bytes_per_block);
   }

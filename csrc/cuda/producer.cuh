@@ -7,10 +7,8 @@
 
 namespace qlinear::cuda {
 
-using partition::kBlocksPerWarp;
 using partition::kStepK;
 using partition::kTokens;
-using partition::kWarpN;
 
 // A thread block's stripe as tiles: from a step of the first tile to before a step of the last one.
 struct Stripe {
@@ -55,7 +53,8 @@ struct TilePlace {
 template <typename Dtype, int kBits, int kTokenBlocks>
 struct Producer {
   static constexpr int kTileRows = kTokenBlocks * kTokens;
-  static constexpr int kActivationStage = kTileRows * partition::kRowBytes;
+  static constexpr int kBlocks = partition::blocks_per_warp(kTokenBlocks);
+  static constexpr int kActivationStage = kTileRows * 2 * partition::kHalfRowBytes;
   static constexpr int kBlockVectors = kStepK / layout::kTileK * kBits / 4;  // per lane and step
   static constexpr int kVectorStride = 32 * layout::kVectorBytes;
 
@@ -83,7 +82,7 @@ struct Producer {
         row_step(a.warps_n * 32 / partition::kRowChunks),
         first_row((warp_n * 32 + lane) / partition::kRowChunks),
         chunk(lane % partition::kRowChunks) {
-    activations_to = activations + partition::activation_offset(first_row, chunk);
+    activations_to = activations + partition::activation_offset(first_row, chunk, kTileRows);
   }
 
   __device__ __forceinline__ bool has_next() const { return tile <= stripe.last_tile; }
@@ -91,8 +90,8 @@ struct Producer {
   __device__ __forceinline__ void aim(int lane, int warp_n) {
     const TilePlace place(args, tile);
     // Warps beyond the last feature repeat the last ones unseen.
-    const int64_t block = min((place.n_tile * args.warps_n + warp_n) * kBlocksPerWarp,
-                              args.n_blocks - kBlocksPerWarp);
+    const int64_t block =
+        min((place.n_tile * args.warps_n + warp_n) * kBlocks, args.n_blocks - kBlocks);
     codes_from = args.qweight + block * args.code_block_bytes +
                  static_cast<int64_t>(step) * args.code_step_bytes + lane * layout::kVectorBytes;
     // Lanes of the first part copy for the first n-block, the next part for the second.
@@ -116,7 +115,7 @@ struct Producer {
   __device__ __forceinline__ void fetch_weights(int lane) {
     const uint32_t to = codes_to + stage * args.memory.warp_stage;
 #pragma unroll
-    for (int block = 0; block < kBlocksPerWarp; ++block) {
+    for (int block = 0; block < kBlocks; ++block) {
       const unsigned char* from = codes_from + block * args.code_block_bytes;
 #pragma unroll
       for (int vector = 0; vector < kBlockVectors; ++vector) {
@@ -124,11 +123,10 @@ struct Producer {
                    from + vector * kVectorStride);
       }
     }
-    constexpr int kCodes = kBlocksPerWarp * kBlockVectors * kVectorStride;
-    copy_async_if(lane < kBlocksPerWarp * args.scale_chunks, to + kCodes, scales_from);
-    copy_async_if(lane < kBlocksPerWarp * args.zero_chunks,
-                  to + kCodes + kBlocksPerWarp * args.scale_chunks * layout::kVectorBytes,
-                  zeros_from);
+    constexpr int kCodes = kBlocks * kBlockVectors * kVectorStride;
+    copy_async_if(lane < kBlocks * args.scale_chunks, to + kCodes, scales_from);
+    copy_async_if(lane < kBlocks * args.zero_chunks,
+                  to + kCodes + kBlocks * args.scale_chunks * layout::kVectorBytes, zeros_from);
   }
 
   // Where a row lies that is `ahead` rows, a multiple of the step, after the thread's first one.
@@ -136,7 +134,7 @@ struct Producer {
   __device__ __forceinline__ uint32_t activation_row(int ahead) const {
     const uint32_t to = activations_to + stage * kActivationStage;
     return (to ^ (static_cast<uint32_t>(ahead) % 8 * layout::kVectorBytes)) +
-           ahead * partition::kRowBytes;
+           ahead * partition::kHalfRowBytes;
   }
 
   // Starts copying this thread's share of the group's rows of x.

@@ -70,9 +70,9 @@ class CudaPlan(ctypes.Structure):
     """Mirror of ql_cuda_plan."""
 
     _fields_ = [
-        *((name, ctypes.c_int32) for name in ("token_blocks", "warps_n", "warps_k", "stages")),
-        *((name, ctypes.c_int32) for name in ("ctas", "whole_tiles", "m_tiles", "n_tiles")),
-        *((name, ctypes.c_int32) for name in ("shared_bytes", "kernel")),
+        *((name, ctypes.c_int32) for name in ("token_blocks", "warpgroups", "warps_n", "warps_k")),
+        *((name, ctypes.c_int32) for name in ("stages", "ctas", "whole_tiles", "m_tiles")),
+        *((name, ctypes.c_int32) for name in ("n_tiles", "shared_bytes", "kernel", "reserved")),
         ("workspace_bytes", ctypes.c_int64),
     ]
 
