@@ -72,15 +72,13 @@ class CudaKernels:
 
     def to_device(self, layer: QuantizedLinear) -> QuantizedLinear:
         """Return `layer` with all its tensors on this device, which `linear` asks for."""
+        optional = ("zeros", "bias", "k_permutation")
+        tensors = {name: getattr(layer, name) for name in optional}
         return dataclasses.replace(
             layer,
             qweight=layer.qweight.to(self.device),
             scales=layer.scales.to(self.device),
-            zeros=None if layer.zeros is None else layer.zeros.to(self.device),
-            bias=None if layer.bias is None else layer.bias.to(self.device),
-            k_permutation=(
-                None if layer.k_permutation is None else layer.k_permutation.to(self.device)
-            ),
+            **{name: t.to(self.device) for name, t in tensors.items() if t is not None},
         )
 
     def path_rows(self, bits: int) -> tuple[int, ...]:
@@ -88,8 +86,8 @@ class CudaKernels:
         rows_of: dict[tuple[int, ...], int] = {}
         for rows in ROWS_TRIED:
             params = LinearParams(
-                n=4096, k=4096, group_size=128, bits=bits, compute_dtype=DType.F16,
-                scale_dtype=DType.F16, bias_dtype=DType.F16, threads=1,
+                n=4096, k=4096, group_size=128, bits=bits, scale_dtype=DType.F16,
+                compute_dtype=DType.F16, bias_dtype=DType.F16, threads=1,
             )  # fmt: skip
             plan = self._plan(params, rows, DType.F16, DType.F16)
             path = (plan.kernel, plan.token_blocks, plan.whole_tiles, plan.m_tiles > 1)
@@ -276,7 +274,7 @@ class CudaKernels:
 
 
 def _linear_params(layer: QuantizedLinear) -> LinearParams:
-    """Return the params of `layer`; activations are still to be filled in."""
+    """Return the params of `layer`, valid for no rows; activations are still to be filled in."""
     spec = layer.spec
     return LinearParams(
         qweight=layer.qweight.data_ptr(),
@@ -287,6 +285,8 @@ def _linear_params(layer: QuantizedLinear) -> LinearParams:
         k=spec.k,
         group_size=spec.group_size,
         bits=spec.bits,
+        x_dtype=spec.compute_dtype,
+        y_dtype=spec.compute_dtype,
         compute_dtype=spec.compute_dtype,
         scale_dtype=spec.scale_dtype,
         bias_dtype=DType.F32 if layer.bias is None else from_torch(layer.bias.dtype),

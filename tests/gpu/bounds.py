@@ -1,0 +1,49 @@
+"""How far a kernel may be from the exact result, from k and dtypes alone.
+
+Products of a 16-bit x and a code minus its zero point are exact in float32. A tensor core adds
+sixteen of them to a running sum: it shifts all addends to the largest one's exponent and cuts what
+hangs over, on the GPUs from sm_80 on at 2^-24 to 2^-25 of the largest. Seventeen cuts of half that
+on average make 2^-22 of the largest addend for each step of 16 k. The largest addend is the running
+sum; of products that are independent and as often negative as positive it is seldom beyond four
+times the root of the sum of their squares, the *norm*. Cutting always goes towards zero, so losses
+add up instead of evening out: k / 16 steps lose at most k / 16 * 2^-22 * 4 norms. Group sums and
+shares of a tile are added in float32, rounded to nearest: a step each. Then y is rounded once.
+"""
+
+import torch
+from gpu.problems import Problem
+
+HALF_UNIT = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
+MEAN = {torch.float16: 1e-3, torch.bfloat16: 4e-3, torch.float32: 2e-5}
+"""Of mean |error| / mean |y|: what public tests of such kernels ask of float16, and the same
+relation to the rounding of y for the others."""
+
+SHARES = 64
+"""Shares of a tile that are added one after the other, at most, with warps counted in."""
+
+
+def bound_of(
+    problem: Problem, x: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return how far from `exact`, float64, each element of y may be."""
+    spec = problem.logical.spec
+    squares = x.double().square()
+    parts = [squares @ problem.weights(b, e).square().T for b, e in problem.slabs()]
+    norm = torch.cat(parts, dim=1).sqrt()
+    if problem.logical.bias is not None:
+        norm += problem.logical.bias.double().abs() / 4
+    steps = spec.k_padded / 16 + spec.groups + SHARES
+    # 2^-25: half a unit of subnormal float16 numbers.
+    return steps * 2.0**-22 * 4 * norm + HALF_UNIT[dtype] * exact.abs() + 2.0**-25
+
+
+def assert_near(
+    problem: Problem, x: torch.Tensor, y: torch.Tensor, exact: torch.Tensor, *, name: str = ""
+) -> None:
+    """Compare every element with its bound, and the mean with what it should be."""
+    error = (y.double() - exact).abs()
+    worst = (error / bound_of(problem, x, exact, y.dtype)).max().item()
+    mean = (error.mean() / exact.abs().mean()).item()
+    text = f"{name} m={len(x)} {problem.logical.spec.shape} {problem.form} {x.dtype} {y.dtype}"
+    assert worst <= 1.0, f"{text}: {worst:.2f} times the bound"
+    assert mean <= MEAN[y.dtype], f"{text}: mean error {mean:.2e} of the mean"

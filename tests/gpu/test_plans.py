@@ -1,0 +1,154 @@
+"""Plans of every kind give the same result: tiles, warps, rings, blocks, and other GPUs' plans.
+
+Whether they are fast is another question; here no cut of the work may lose or repeat anything.
+"""
+
+import itertools
+
+import pytest
+import torch
+from gpu.formats import described_device
+from gpu.loading import RecordingKernels
+from gpu.problems import FEW_FORMS, Form, Problem
+from gpu.running import Call, plan_of
+
+from qlinear_service.dtypes import DType
+from qlinear_service.kernels.cuda_abi import CudaFlag, CudaPlan, Status
+
+TILES = ((1, 0), (2, 0), (4, 0), (8, 0), (4, 1), (8, 1), (16, 1))
+"""Blocks of eight rows, and whether warpgroups multiply."""
+
+WARPS = {0: ((1, 1), (1, 3), (1, 8), (1, 16), (2, 1), (2, 4), (2, 7), (4, 2), (4, 3), (8, 1)),
+         1: ((4, 1), (4, 2), (4, 3), (8, 1), (8, 2))}  # fmt: skip
+"""Side by side along n, and sharing out k."""
+
+REASONS = ("registers", "shared memory")
+"""Why this GPU may be unable to run a plan of these lists."""
+
+OTHER_GPUS = (  # name, compute capability, multiprocessors, KiB of shared memory
+    ("L4", 8, 9, 58, 99), ("A10", 8, 6, 72, 99), ("RTX A6000", 8, 6, 84, 99),
+    ("A100", 8, 0, 108, 163), ("RTX 4090", 8, 9, 128, 99), ("H100 PCIe", 9, 0, 114, 227),
+    ("GPU of one multiprocessor", 8, 6, 1, 99), ("half a GPU", 9, 0, 16, 227),
+)  # fmt: skip
+
+
+def explicit(
+    tile: tuple[int, int], warps: tuple[int, int], stages: int, ctas: int, whole: int
+) -> CudaPlan:
+    return CudaPlan(
+        token_blocks=tile[0], warpgroups=tile[1], warps_n=warps[0], warps_k=warps[1],
+        stages=stages, ctas=ctas, whole_tiles=whole,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FEW_FORMS, ids=str)
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_plans_of_every_kind(kernels: RecordingKernels, tile: tuple[int, int], form: Form) -> None:
+    """Those that this GPU has no registers or shared memory for are refused, the others right."""
+    if tile[1] and (kernels.info.major, kernels.info.minor) != (9, 0):
+        pytest.skip("only Hopper multiplies by warpgroups")
+    problem = Problem(kernels.device, 200, 1500, form)
+    x = problem.x(75)
+    exact = problem.product(x)
+    rows, columns = 8 * tile[0], 16 if tile[0] == 16 else 32
+    ran: set[tuple[int, int]] = set()
+    kinds = itertools.product(WARPS[tile[1]], (2, 3, 4), sorted({3, min(rows, 75), 75}))
+    for place, (warps, stages, m) in enumerate(kinds):
+        tiles = -(-m // rows) * -(-256 // (columns * warps[0]))
+        steps = tiles * 12
+        counts = [(1, 0), (2, 0), (tiles, 0), (tiles + 1, 0), (steps // 2, 0), (steps, 0),
+                  (58, 0), (72, 0), (84, 0), (108, 0), (128, 0), (1, 1), (tiles, 1)]  # fmt: skip
+        # Some counts of blocks in turn: over all of warps, stages and rows every count is met.
+        for ctas, whole in (counts[(place + i) % len(counts)] for i in (0, 4, 9)):
+            if not 1 <= ctas <= (tiles if whole else steps):
+                continue
+            call = Call(kernels, problem, x[:m], plan=explicit(tile, warps, stages, ctas, whole))
+            if call.run() == Status.BAD_PLAN:
+                text = kernels.library.ql_cuda_error_text().decode()
+                assert any(reason in text for reason in REASONS), text
+                continue
+            call.check(exact[:m])
+            ran.add(warps)
+    assert len(ran) >= 2, "hardly any plan could run"
+
+
+def test_more_blocks_than_can_run_at_once(kernels: RecordingKernels) -> None:
+    """Nobody waits for a block that has not begun: a thousand blocks share one tile."""
+    problem = Problem(kernels.device, 32, 128 * 1000, Form(group_size=32))
+    x = problem.x(5)
+    exact = problem.product(x)
+    for ctas in (1, 2, 133, 500, 999, 1000):
+        Call(kernels, problem, x, plan=explicit((1, 0), (1, 2), 3, ctas, 0)).check(exact)
+
+
+@pytest.mark.parametrize("gpu", OTHER_GPUS, ids=lambda gpu: gpu[0])
+def test_plans_for_other_gpus(
+    kernels: RecordingKernels, gpu: tuple[str, int, int, int, int]
+) -> None:
+    """Made for less shared memory and other numbers of multiprocessors, and run here."""
+    device = described_device(*gpu)
+    for form, (n, k) in itertools.product(FEW_FORMS, ((520, 4096), (4096, 1024), (64, 11008))):
+        problem = Problem(kernels.device, n, k, form)
+        x = problem.x(130)
+        exact = problem.product(x)
+        for m, flags in itertools.product((1, 12, 30, 64, 130), (0, CudaFlag.BATCH_INVARIANT)):
+            status, plan = plan_of(kernels, problem, m, device=device, flags=CudaFlag(flags))
+            assert status == 0, kernels.library.ql_cuda_error_text()
+            assert plan.shared_bytes <= device.shared_bytes_per_block
+            assert plan.workspace_bytes <= kernels.library.ql_cuda_workspace_bytes()
+            assert not (flags and not plan.whole_tiles)
+            if plan.shared_bytes <= kernels.info.shared_bytes_per_block:
+                Call(kernels, problem, x[:m], plan=plan, flags=CudaFlag(flags)).check(exact[:m])
+
+
+def test_every_problem_has_a_plan(kernels: RecordingKernels) -> None:
+    """Whatever the sizes: there is no shape without a tactic. Launches nothing."""
+    sizes = (1, 7, 32, 63, 64, 65, 128, 576, 1408, 4096, 10944, 29568, 74240, 135168)
+    devices = [None, *(described_device(*gpu) for gpu in OTHER_GPUS)]
+    for form in FEW_FORMS:
+        small = Problem(kernels.device, 64, 128, form)
+        for k, n, m in itertools.product(sizes, sizes, (1, 9, 64, 65, 1000, 65536, 2_000_000)):
+            params = kernels._params_of(small.layer)
+            params = type(params).from_buffer_copy(params)
+            params.m, params.n, params.k = m, n, k
+            params.x_dtype = params.y_dtype = DType.F16
+            params.x_row_stride, params.y_row_stride = k, n
+            plan = CudaPlan()
+            for device in devices:
+                described_as = device or kernels.info
+                status = kernels.library.ql_cuda_plan_linear(params, described_as, 0, plan)
+                assert status == 0, (m, n, k, form, described_as.name)
+                assert plan.workspace_bytes <= kernels.library.ql_cuda_workspace_bytes()
+                assert plan.shared_bytes <= described_as.shared_bytes_per_block
+
+
+def test_a_plan_is_a_pure_function(kernels: RecordingKernels) -> None:
+    problem = Problem(kernels.device, 520, 4096)
+    first = plan_of(kernels, problem, 17)[1]
+    for _ in range(5):
+        plan_of(kernels, problem, 400, DType.BF16)
+        assert bytes(plan_of(kernels, problem, 17)[1]) == bytes(first)
+
+
+def test_float32_scales_and_zero_points_still_fit_the_smallest_gpu(
+    kernels: RecordingKernels,
+) -> None:
+    """99 KiB of shared memory, the largest step of all formats, every number of rows."""
+    device = described_device(*OTHER_GPUS[1])
+    form = Form(bits=8, group_size=32, symmetric=False, scale_dtype=DType.F32)
+    problem = Problem(kernels.device, 4096, 4096, form)
+    for m in range(1, 200):
+        for flags in (CudaFlag.NONE, CudaFlag.BATCH_INVARIANT):
+            status, plan = plan_of(kernels, problem, m, device=device, flags=flags)
+            assert status == 0
+            assert plan.shared_bytes <= 99 * 1024
+            assert plan.stages >= 2
+
+
+def test_launching_with_no_plan_takes_the_planners(kernels: RecordingKernels) -> None:
+    problem = Problem(kernels.device, 300, 4096)
+    x = problem.normal_x(9)
+    _, plan = plan_of(kernels, problem, 9)
+    calls = [Call(kernels, problem, x, plan=given) for given in (None, plan)]
+    assert [call.run() for call in calls] == [0, 0]
+    assert torch.equal(calls[0].y, calls[1].y)

@@ -1,0 +1,127 @@
+"""What a launch leaves behind and what it may find: nothing. Memory, counters, repeats.
+
+Graphs and streams: test_streams.py.
+"""
+
+import pytest
+import torch
+from gpu.loading import RecordingKernels
+from gpu.problems import FEW_FORMS, Form, Problem, assert_same
+from gpu.running import Call, plan_of, rounded
+
+from qlinear_service.dtypes import DType
+from qlinear_service.kernels.cuda_abi import CudaFlag
+
+# Whole tiles and tiles that many blocks share, one tile and many of them.
+SHAPES = ((1, 4096, 64), (1, 4096, 4096), (7, 11008, 200), (16, 1024, 1030), (40, 8192, 520),
+          (64, 3000, 96), (130, 4096, 300), (300, 520, 2100))  # fmt: skip
+
+
+def problems(device: torch.device) -> list[tuple[Problem, torch.Tensor]]:
+    found = []
+    for place, (m, k, n) in enumerate(SHAPES):
+        problem = Problem(device, n, k, FEW_FORMS[place % len(FEW_FORMS)])
+        dtype = torch.bfloat16 if place % 2 else torch.float16
+        found.append((problem, problem.x(m, dtype)))
+    return found
+
+
+def test_shapes_split_tiles_and_do_not(kernels: RecordingKernels) -> None:
+    """What the tests below rely on."""
+    plans = [plan_of(kernels, problem, len(x))[1] for problem, x in problems(kernels.device)]
+    assert {bool(plan.whole_tiles) for plan in plans} == {True, False}
+    assert any(not plan.whole_tiles and plan.ctas > plan.m_tiles * plan.n_tiles for plan in plans)
+
+
+def test_memory_around_y_and_the_workspace_is_left_alone(kernels: RecordingKernels) -> None:
+    """The workspace is not a byte larger than the plan says, its scratch and y full of NaN."""
+    for problem, x in problems(kernels.device):
+        exact = problem.product(x)
+        for dtype, gap in ((torch.float32, 0), (torch.float16, 3)):
+            call = Call(kernels, problem, x, dtype, y_stride=problem.logical.spec.n + gap)
+            _, plan = plan_of(kernels, problem, len(x), DType(1 if x.dtype == torch.float16 else 2))
+            if plan.workspace_bytes:
+                call.use_workspace(plan.workspace_bytes)
+            for _ in range(3):
+                call.y.fill_(float("nan"))
+                call.check(exact)
+
+
+def test_a_plan_that_splits_no_tile_needs_no_workspace(kernels: RecordingKernels) -> None:
+    problem = Problem(kernels.device, 4096, 512)
+    x = problem.x(3)
+    call = Call(kernels, problem, x, flags=CudaFlag.BATCH_INVARIANT)
+    call.launch.workspace, call.launch.workspace_bytes = None, 0
+    call.check(problem.product(x))
+
+
+def test_inputs_are_only_read(kernels: RecordingKernels) -> None:
+    for problem, x in problems(kernels.device):
+        layer = problem.layer
+        tensors = [t for t in (x, layer.qweight, layer.scales, layer.zeros, layer.bias)
+                   if t is not None]  # fmt: skip
+        before = [tensor.clone() for tensor in tensors]
+        kernels.linear(layer, x, DType.F16)
+        for tensor, copy in zip(tensors, before, strict=True):
+            assert torch.equal(tensor.view(torch.uint8), copy.view(torch.uint8))
+
+
+@pytest.mark.parametrize("place", range(len(SHAPES)))
+def test_a_thousand_launches_give_the_same_bits(kernels: RecordingKernels, place: int) -> None:
+    m, k, n = SHAPES[place]
+    problem = Problem(kernels.device, n, k, FEW_FORMS[place % len(FEW_FORMS)], exact=False)
+    x = problem.normal_x(m)
+    first = kernels.linear(problem.layer, x, DType.F32)
+    differing = torch.zeros((), dtype=torch.int64, device=kernels.device)
+    y = torch.empty_like(first)
+    for _ in range(1000):
+        y.fill_(float("nan"))
+        kernels.linear(problem.layer, x, DType.F32, out=y)
+        differing += (y != first).any()
+    assert differing.item() == 0
+
+
+def test_one_workspace_serves_all_shapes_in_turn(kernels: RecordingKernels) -> None:
+    """Nothing of one launch shows in the next, whatever plans they have."""
+    everything = [(problem, x, rounded(problem.product(x), torch.float32))
+                  for problem, x in problems(kernels.device)]  # fmt: skip
+    workspace = None
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(40):
+        for place in torch.randperm(len(everything), generator=draw).tolist():
+            problem, x, expected = everything[place]
+            rows = int(torch.randint(1, len(x) + 1, (), generator=draw))
+            call = Call(kernels, problem, x[:rows])
+            workspace = workspace or call.workspace
+            call.launch.workspace = workspace.bytes.data_ptr()
+            assert call.run() == 0
+            assert_same(call.y, expected[:rows])
+            assert not workspace.bytes[: 1024 * 1024].any()
+    assert workspace is not None
+    workspace.assert_intact("the workspace")
+
+
+def test_launches_allocate_nothing(kernels: RecordingKernels) -> None:
+    problem = Problem(kernels.device, 4096, 1024)
+    x = problem.x(5)
+    y = kernels.linear(problem.layer, x, DType.F16)
+    kernels.wait()
+    count = torch.cuda.memory_stats(kernels.device)["allocation.all.allocated"]
+    free = torch.cuda.mem_get_info(kernels.device)[0]
+    for m in (1, 5):
+        for _ in range(200):
+            kernels.linear(problem.layer, x[:m], DType.F16, out=y[:m])
+    kernels.wait()
+    assert torch.cuda.memory_stats(kernels.device)["allocation.all.allocated"] == count
+    assert torch.cuda.mem_get_info(kernels.device)[0] == free
+
+
+def test_a_refused_call_changes_nothing(kernels: RecordingKernels) -> None:
+    problem = Problem(kernels.device, 300, 4096, Form(group_size=32))
+    x = problem.x(20)
+    call = Call(kernels, problem, x)
+    call.params.bits = 5
+    assert call.run() != 0
+    call.params.bits = 4
+    assert call.y.isnan().all()
+    call.check(problem.product(x))

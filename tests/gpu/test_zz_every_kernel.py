@@ -1,0 +1,66 @@
+"""Every kernel of the library has a name, is taken by some plan, is right, and has run here.
+
+Named so that it comes last; alone it runs each kernel itself.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from gpu.formats import plans_of_each_kernel
+from gpu.loading import HIT, RecordingKernels
+from gpu.problems import Form, Problem
+from gpu.running import Call, check
+
+from qlinear_service.dtypes import DType
+from qlinear_service.layers import QuantizedLinear
+
+
+def test_every_kernel_has_a_name_of_its_own(kernels: RecordingKernels) -> None:
+    count = kernels.library.ql_cuda_kernel_count()
+    names = [kernels.library.ql_cuda_kernel_name(number).decode() for number in range(count)]
+    assert len(set(names)) == count >= 32
+    for number in (-1, count, 2**31 - 1):
+        assert kernels.library.ql_cuda_kernel_name(number).decode() not in names
+
+
+def test_the_library_has_code_for_this_gpu(kernels: RecordingKernels) -> None:
+    listed = kernels.library.ql_cuda_architectures().decode().split()
+    assert f"{kernels.info.major}{kernels.info.minor}" in [name.rstrip("a") for name in listed]
+    assert kernels.info.supported == 1
+    assert kernels.info.name.decode() == torch.cuda.get_device_name(kernels.device)
+    properties = torch.cuda.get_device_properties(kernels.device)
+    assert kernels.info.sm_count == properties.multi_processor_count
+    assert kernels.info.memory_bytes == properties.total_memory
+
+
+def test_path_rows_take_every_kernel_of_their_format(kernels: RecordingKernels) -> None:
+    for bits in (4, 8):
+        rows = kernels.path_rows(bits)
+        problem = Problem(kernels.device, 4096, 4096, Form(bits=bits))
+        x = problem.x(max(rows))
+
+        def taken(rows: Iterable[int], layer: QuantizedLinear = problem.layer) -> set[int]:
+            return {kernels.plan(layer, m, DType.F16, DType.F16).kernel for m in rows}
+
+        assert taken(rows) == taken(range(1, 1100))
+        exact = problem.product(x)
+        for m in rows:
+            check(kernels, problem, x[:m], exact[:m])
+
+
+def test_every_kernel_is_right_and_ran(kernels: RecordingKernels) -> None:
+    found = plans_of_each_kernel(kernels.library, kernels.info)
+    for kernel, planned in found.items():
+        for params, plan, default in planned:
+            form = Form(bits=params.bits, group_size=params.group_size)
+            problem = Problem(kernels.device, params.n, params.k, form)
+            x = problem.x(params.m, (torch.float16, torch.bfloat16)[params.x_dtype - 1])
+            exact = problem.product(x)
+            Call(kernels, problem, x, plan=plan).check(exact)
+            HIT.add(kernel)
+            if default:
+                check(kernels, problem, x, exact)
+    count = kernels.library.ql_cuda_kernel_count()
+    names = kernels.library.ql_cuda_kernel_name
+    missing = [names(number).decode() for number in range(count) if number not in HIT]
+    assert not missing, f"{len(missing)} of {count} kernels never ran: {missing}"
