@@ -71,9 +71,7 @@ class Serving:
         parts: Parts = []
         if timed_since is not None:
             parts.append(_timings(checked, outcomes, timed_since))
-        if len(outcomes) != len(checked.plan.layers):
-            raise RuntimeError(f"{len(outcomes)} outcomes for {len(checked.plan.layers)} layers")
-        for place, outcome in enumerate(outcomes):
+        for place, outcome in zip(range(len(checked.plan.layers)), outcomes, strict=True):
             parts += encode_result(checked.plan, place, outcome.pieces)
         self.metrics.replied(time.perf_counter() - started)
         return parts

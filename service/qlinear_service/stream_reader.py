@@ -59,25 +59,24 @@ class StreamReader:
         kind = self._kinds.get(raw[at:end])
         if kind is None:
             message = read_stream_message(raw)
-            self._remember(message, raw, at)
+            self._remember(message)
             return message
         wants_timing, fields = kind
         call = CallFields._make((*fields, memoryview(raw)[end:]))
         return StreamFields(request_id, timeout, "", wants_timing, "call", call)
 
-    def _remember(self, message: StreamFields, raw: bytes, at: int) -> None:
-        """Remember how `raw` begins after its numbers, if it is all that protobuf would write."""
+    def _remember(self, message: StreamFields) -> None:
+        """Remember how protobuf would begin such a message; most clients are protobuf."""
         if message.call is None or message.traceparent:
-            return
+            return  # a traceparent is another one each time
         head = _head_of(message.call, message.want_timing)
-        x_bytes = message.call.data.nbytes
-        if head is None or len(raw) - at != len(head) + x_bytes or not raw.startswith(head, at):
+        if head is None:
             return
         if len(self._kinds) >= MOST_KINDS:
             self._kinds.clear()
             self._head_bytes.clear()
         self._kinds[head] = message.want_timing, message.call[:-1]
-        self._head_bytes[len(head) + x_bytes] = len(head)
+        self._head_bytes[len(head) + message.call.data.nbytes] = len(head)
 
 
 def _head_of(call: CallFields, wants_timing: bool) -> bytes | None:

@@ -27,6 +27,7 @@ class Connection:
         self.running = running
         self.incoming: asyncio.Queue[Any] = asyncio.Queue()
         self.reads = asyncio.Event()
+        self.is_broken = False
         self.answers: list[pb.StreamResponse] = []
         serving = running.server._servicer._serving
         assert serving is not None
@@ -46,6 +47,8 @@ class Connection:
 
     async def write(self, raw: bytes) -> None:
         await self.reads.wait()
+        if self.is_broken:
+            raise grpc.aio.InternalError("the client is gone")
         self.answers.append(pb.StreamResponse.FromString(raw))
 
     def send(self, request_id: int, value: float | None = None, **more: Any) -> None:
@@ -118,12 +121,14 @@ async def test_calls_that_come_while_answers_wait_are_one_batch(connect: Open) -
 async def test_a_computation_longer_than_sending_is_not_put_off(
     connect: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streaming, "SEND_NANOSECONDS", 0)
+    monkeypatch.setattr(streaming, "SEND_NANOSECONDS", 1)
     connection = await connect()
     await connection.two_answers_wait()
-    connection.send(3)
+    # An error says nothing of what computing takes.
+    connection.incoming.put_nowait(pb.StreamRequest(request_id=3).SerializeToString())
+    connection.send(4)
     await until(lambda: len(connection.running.kernels.batches) == 3)
-    assert sorted(await connection.finish()) == [1, 2, 3]
+    assert sorted(await connection.finish()) == [1, 2, 3, 4]
 
 
 async def test_while_nothing_waits_to_be_sent_nothing_is_put_off(connect: Open) -> None:
@@ -229,3 +234,22 @@ async def test_what_has_gathered_is_dropped_with_its_stream(connect: Open) -> No
     assert slab_of(connection.running).used_bytes == 0
     cancelled = connection.running.server.metrics.families["qlinear_cancelled_total"]
     assert cancelled.number().value == 3
+
+
+async def test_what_has_gathered_is_not_computed_once_a_write_has_failed(connect: Open) -> None:
+    """gRPC has not ended the stream yet, and its reader has one more message to read."""
+    connection = await connect()
+    await connection.two_answers_wait()
+    for request_id in (3, 4, 5):
+        connection.send(request_id)
+    await connection.until_read()
+    connection.is_broken = True
+    connection.reads.set()
+    await until(lambda: not connection.stream._unanswered)
+    connection.send(6)
+    await connection.until_read()
+    connection.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await connection.task
+    await connection.running.lives_on()
+    assert not {3, 4, 5} & {*connection.running.kernels.rows_seen()}

@@ -104,7 +104,8 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         raw = raw_call(1, bytes(number))
         assert reader.read(raw) == wire.read_stream_message(raw)
         assert len(reader._kinds) == len(reader._head_bytes) <= 10
-    call = pb.MatMulRequest(layer="m" * 2000, x=pb.Tensor(dtype=1, shape=[4], data=bytes(8)))
     before = dict(reader._kinds)
+    call = pb.MatMulRequest(layer="m" * 2000, x=pb.Tensor(dtype=1, shape=[4], data=bytes(8)))
     reader.read(pb.StreamRequest(request_id=1, call=call).SerializeToString())
+    reader.read(raw_call(1, bytes(200), traceparent="00-another-one-each-time"))
     assert reader._kinds == before
