@@ -21,6 +21,7 @@ VERBS = {
     "inspect": "show what a checkpoint or packed file holds",
     "call": "send one activation array to a running server",
     "load": "drive a running server and show latencies, rates and wrong answers",
+    "doctor": "say what this machine has for serving; --health asks a running server",
     "bench": "measure this machine with the benchmarks of a source checkout",
 }
 INTERRUPTED = 130  # what shells report for a program that Ctrl-C ended

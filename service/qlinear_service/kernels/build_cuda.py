@@ -32,6 +32,7 @@ __all__ = [
     "WHAT",
     "LibraryRecord",
     "build_cuda_library",
+    "check_tools",
     "compiler_output",
     "read_record",
     "source_hash",
@@ -42,6 +43,8 @@ CUDA_SOURCES: dict[str, tuple[str, ...]] = {
     "cuda/linear_bf16_4.cu": (),
     "cuda/linear_f16_8.cu": (),
     "cuda/linear_f16_4.cu": (),
+    "cuda/linear_bf16_wgmma.cu": (),
+    "cuda/linear_f16_wgmma.cu": (),
     "cuda/dequantize.cu": (),
     "cuda/gather.cu": (),
     "cuda/read_probe.cu": (),
@@ -188,6 +191,16 @@ def _content_hash(sources: str, tools: _Toolchain, architectures: tuple[str, ...
     versions = f"{tools.nvcc_version}\0{tools.compiler_version}"
     digest = hashlib.sha256(f"{sources}\0{versions}\0{architectures}".encode())
     return digest.hexdigest()[:16]
+
+
+def check_tools() -> str:
+    """Return the compilers that a library would be built with.
+
+    Raises:
+        ToolMissing: there is no nvcc, no C++ compiler or no ninja.
+    """
+    tools = _find_toolchain()
+    return f"{tools.nvcc_version}, {tools.compiler_version}"
 
 
 def _find_toolchain() -> _Toolchain:

@@ -1,0 +1,1 @@
+"""What `qlinear doctor` looks at: one finding for each thing that serving needs."""
