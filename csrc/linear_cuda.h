@@ -41,9 +41,9 @@ typedef struct ql_cuda_plan {
   int32_t ctas;          // thread blocks
   int32_t whole_tiles;   // 1: no tile is split between thread blocks
   int32_t m_tiles, n_tiles;
-  int32_t shared_bytes;  // dynamic shared memory of a thread block
-  int32_t kernel;        // index of the kernel, see ql_cuda_kernel_name()
-  int32_t reserved;
+  int32_t shared_bytes;     // dynamic shared memory of a thread block
+  int32_t kernel;           // index of the kernel, see ql_cuda_kernel_name()
+  int32_t x_boxes;          // 1: the copy engine fetches x (Hopper and later), where x allows it
   int64_t workspace_bytes;  // how much of the workspace this plan uses
 } ql_cuda_plan;
 

@@ -64,6 +64,7 @@ struct SharedMemory {
   int weights;           // offset of the first warp's ring; the activations' rings lie before it
   int partials;          // offset of float [warps_k][tokens][partial_row]
   int partial_row;       // floats in a row: four more than columns, against bank conflicts
+  int barriers;          // offset of 8-byte barriers [warps_k][stages]: activations have arrived
   int flag;              // offset of one int
   int total;
 };
@@ -85,9 +86,10 @@ constexpr SharedMemory shared_memory(Geometry geometry, int bits, int64_t group_
   memory.partials =
       memory.weights + geometry.warps_n * geometry.warps_k * geometry.stages * memory.warp_stage;
   memory.partial_row = geometry.warps_n * columns + 4;
-  memory.flag = memory.partials +
-                geometry.warps_k * tokens * memory.partial_row * static_cast<int>(sizeof(float));
-  memory.total = memory.flag + layout::kVectorBytes;
+  memory.barriers = memory.partials + geometry.warps_k * tokens * memory.partial_row *
+                                          static_cast<int>(sizeof(float));
+  memory.flag = memory.barriers + geometry.warps_k * geometry.stages * 8;
+  memory.total = static_cast<int>(layout::round_up(memory.flag + 4, layout::kVectorBytes));
   return memory;
 }
 

@@ -1,4 +1,6 @@
 // ql_cuda_linear: checks, the plan, and the launch.
+#include <cuda.h>
+
 #include <atomic>
 #include <cstdio>
 
@@ -92,6 +94,9 @@ LinearArgs linear_args(const ql_linear_params& params, const ql_cuda_plan& plan,
       static_cast<int>(partition::kStepK / layout::kTileK * layout::tile_bytes(params.bits));
   args.scale_step_bytes = params.group_size == -1 ? 0 : args.scale_chunks * layout::kVectorBytes;
   args.zero_step_bytes = params.group_size == -1 ? 0 : args.zero_chunks * layout::kVectorBytes;
+  args.code_advance = plan.warps_k * args.code_step_bytes;
+  args.scale_advance = plan.warps_k * args.scale_step_bytes;
+  args.zero_advance = plan.warps_k * args.zero_step_bytes;
   args.x_item_bytes = item_bytes(params.x_dtype);
   args.stripes = stripes_of(params, plan);
   args.memory = partition::shared_memory(
@@ -121,6 +126,31 @@ LinearArgs linear_args(const ql_linear_params& params, const ql_cuda_plan& plan,
   return args;
 }
 
+// Describes x to the copy engine: boxes of a tile's rows by 64 k, in the 128-byte swizzle.
+bool describe_x(const ql_linear_params& params, const ql_cuda_plan& plan, TensorMap& map) {
+  static_assert(sizeof(TensorMap) == sizeof(CUtensorMap));
+  static const auto encode = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
+                                                               12000, cudaEnableDefault, &result);
+    return error == cudaSuccess && result == cudaDriverEntryPointSuccess
+               ? reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function)
+               : nullptr;
+  }();
+  if (encode == nullptr) return false;
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(params.k), static_cast<cuuint64_t>(params.m)};
+  const cuuint64_t row_bytes[] = {static_cast<cuuint64_t>(params.x_row_stride) * 2};
+  const cuuint32_t box[] = {partition::kStepK / 2,
+                            static_cast<cuuint32_t>(plan.token_blocks * partition::kTokens)};
+  const cuuint32_t steps[] = {1, 1};
+  return encode(reinterpret_cast<CUtensorMap*>(&map), CU_TENSOR_MAP_DATA_TYPE_UINT16, 2,
+                const_cast<void*>(params.x), sizes, row_bytes, box, steps,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
 cudaError_t launch_linear(const ql_cuda_plan& plan, LinearArgs& args, cudaStream_t stream,
                           const ql_cuda_device& device) {
   cudaLaunchConfig_t config{};
@@ -146,16 +176,17 @@ int run_linear(const ql_linear_params& params, const ql_cuda_launch& launch) {
   if (params.m == 0 || params.n == 0) return guard.finish(cudaSuccess);
   ql_cuda_plan plan =
       launch.plan != nullptr ? *launch.plan : choose_plan(params, guard.device(), launch.flags);
-  complete_plan(params, plan);
   const char* fault = plan_fault(params, guard.device(), plan);
   if (fault != nullptr) {
     set_error_text("linear m=%lld n=%lld k=%lld: %s", static_cast<long long>(params.m),
                    static_cast<long long>(params.n), static_cast<long long>(params.k), fault);
     return QL_BAD_PLAN;
   }
+  complete_plan(params, plan);
   const int status = check_workspace(plan, launch);
   if (status != QL_OK) return status;
   LinearArgs args = linear_args(params, plan, launch);
+  args.x_boxes = plan.x_boxes != 0 && args.x_async && describe_x(params, plan, args.x_map);
   const cudaError_t error = allow_shared_memory(plan.kernel, guard.device(), launch.device);
   if (error != cudaSuccess) return guard.finish(error);
   return guard.finish(launch_linear(plan, args, guard.stream(), guard.device()));

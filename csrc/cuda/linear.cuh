@@ -39,9 +39,11 @@ struct LinearKernel {
   unsigned char* const shared;
   const uint32_t shared_base;
   const int lane, warp_n, group;      // warp's place along n, and its group along k
+  const uint32_t barriers;            // of the group: activations have arrived
   const uint32_t activations, codes;  // the rings this warp reads, stage 0
   Ring ring;
   int stage = 0;  // to be read next
+  int phase = 0;  // of its barrier
   typename Format::Zeros zeros[kBlocks];
   uint32_t b_operands[4];
   Sums totals;
@@ -51,12 +53,18 @@ struct LinearKernel {
         shared(dynamic_shared),
         shared_base(shared_address(dynamic_shared)),
         lane(threadIdx.x % 32),
-        warp_n(threadIdx.x / 32 % a.warps_n),
-        group(threadIdx.x / 32 / a.warps_n),
+        warp_n(uniform_warp() % a.warps_n),
+        group(uniform_warp() / a.warps_n),
+        barriers(shared_base + a.memory.barriers + group * a.stages * 8),
         activations(shared_base + group * a.stages * Ring::kActivationStage),
         codes(shared_base + a.memory.weights +
               (group * a.warps_n + warp_n) * a.stages * a.memory.warp_stage),
-        ring(a, lane, warp_n, group, activations, codes) {}
+        ring(a, lane, warp_n, group, activations, codes, barriers) {}
+
+  // The number of this warp; the compiler sees that it is the same for all lanes.
+  static __device__ __forceinline__ int uniform_warp() {
+    return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32), 0);
+  }
 
   __device__ __forceinline__ int groups_per_step() const {
     return kFineGroups ? 128 / args.group_size : 1;
@@ -177,7 +185,10 @@ struct LinearKernel {
     place.scales = place.codes + partition::code_bytes(kColumns, kBits);
     place.zeros = place.scales + kBlocks * args.scale_chunks * layout::kVectorBytes;
     place.x = activations + stage * Ring::kActivationStage;
-    stage = stage + 1 == args.stages ? 0 : stage + 1;
+    if (++stage == args.stages) {
+      stage = 0;
+      phase ^= 1;
+    }
     return place;
   }
   // Scale group, within the step, of its k16-th 16 k; fine groups of 64 take two turns.
@@ -223,6 +234,7 @@ struct LinearKernel {
     Sums sums;
     uint32_t words[kBlocks][kVectors * 4];
     uint32_t a[kOperandSets][4];
+    const uint32_t x = activation_descriptor(place.x);
     clear(sums);
 #pragma unroll
     for (int first = 0; first < kStepK16; first += kGroupK16) {
@@ -238,8 +250,7 @@ struct LinearKernel {
           Format::operand(operand, &words[block][k16 % 4 * Format::kWords], zeros[block]);
           warpgroup_fence();
           WarpgroupProduct<Dtype, kTokenBlocks>::run(
-              sums[block], operand,
-              activation_descriptor(place.x + k16 / 4 * kHalfBytes + k16 % 4 * 32), k16 != first);
+              sums[block], operand, x + (k16 / 4 * kHalfBytes + k16 % 4 * 32) / 16, k16 != first);
           warpgroup_commit();
         }
         if (block > 0) {
@@ -371,6 +382,13 @@ struct LinearKernel {
         zeros[block] = Format::zeros(args.symmetric_zero, args.symmetric_zero);
       }
     }
+    if (args.x_boxes) {
+      if (threadIdx.x == 0) {
+        for (int i = 0; i < args.warps_k * args.stages; ++i) barrier_init(barriers + i * 8);
+        barrier_init_fence();
+      }
+      __syncthreads();
+    }
     ring.fill(lane, warp_n);
     release_next_kernel();
     for (int tile = ring.stripe.first_tile; tile <= ring.stripe.last_tile; ++tile) {
@@ -378,7 +396,7 @@ struct LinearKernel {
       const int end = ring.stripe.end_of(tile, args.tile_steps);
       for (int step = ring.stripe.begin_of(tile) + group; step < end; step += args.warps_k) {
         wait_for_oldest(args.stages);
-        if (kWarpgroups) fence_shared_for_warpgroup();
+        if (args.x_boxes) barrier_wait(barriers + stage * 8, phase);
         group_barrier();
         ring.fetch(lane, warp_n);
         if constexpr (kWarpgroups) {

@@ -5,7 +5,13 @@
 
 namespace qlinear::cuda {
 
+// A CUtensorMap: how Hopper's copy engine sees x as a matrix.
+struct alignas(64) TensorMap {
+  unsigned char bytes[128];
+};
+
 struct LinearArgs {
+  TensorMap x_map;  // where x_boxes
   const unsigned char* x;
   const unsigned char* qweight;
   const unsigned char* scales;
@@ -20,6 +26,7 @@ struct LinearArgs {
   int64_t scale_block_bytes;  // of one n-block's scales
   int64_t zero_block_bytes;
   int code_step_bytes, scale_step_bytes, zero_step_bytes;  // of one n-block; 0: one group for all
+  int code_advance, scale_advance, zero_advance;           // between the steps of a warp
   int scale_chunks, zero_chunks;                           // of 16 bytes, per n-block and step
   partition::Stripes stripes;
   partition::SharedMemory memory;
@@ -32,8 +39,9 @@ struct LinearArgs {
   int x_dtype, scale_dtype, bias_dtype, y_dtype;  // ql_dtype
   int symmetric_zero;                             // where `zeros` is null
   bool x_async;                                   // rows of x can be copied 16 bytes at a time
-  bool y_vector;                                  // four results can be stored at a time
-  bool dependent;                                 // launched to overlap with the kernel in front
+  bool x_boxes;    // and are copied by the copy engine, a box at a time
+  bool y_vector;   // four results can be stored at a time
+  bool dependent;  // launched to overlap with the kernel in front
 };
 
 }  // namespace qlinear::cuda

@@ -25,13 +25,12 @@ partition::SharedMemory memory_of(const ql_linear_params& params, const ql_cuda_
                                   params.zeros != nullptr);
 }
 
-int power_of_two_up_to(int64_t value) {
-  int power = 1;
-  while (2 * power <= value) power *= 2;
-  return power;
-}
+bool has_warpgroups(const ql_cuda_device& device) { return device.major == 9; }
+bool has_copy_engine(const ql_cuda_device& device) { return device.major >= 9; }
 
-// Stages until the ring would not fit `budget` bytes of shared memory.
+int64_t tiles_of(const ql_cuda_plan& plan) { return int64_t{plan.m_tiles} * plan.n_tiles; }
+
+// Stages until the ring would not fit `budget` bytes of shared memory; 1 if not even two do.
 int most_stages(const ql_linear_params& params, ql_cuda_plan plan, int budget) {
   int stages = 1;
   for (plan.stages = 2; plan.stages <= partition::kMaxStages; ++plan.stages) {
@@ -41,21 +40,126 @@ int most_stages(const ql_linear_params& params, ql_cuda_plan plan, int budget) {
   return stages;
 }
 
-bool has_warpgroups(const ql_cuda_device& device) { return device.major == 9; }
-
-// The smallest form whose tile holds all rows, else the largest.
-LinearForm form_for(int64_t m, bool warpgroups) {
-  LinearForm best{};
+// The smallest form of this kind whose tile holds all rows, else the largest.
+int token_blocks_for(int64_t m, bool warpgroups) {
+  int blocks = 0;
   for (const LinearForm& form : kForms) {
-    if (form.warpgroups == warpgroups && best.token_blocks * kTokens < m) best = form;
+    if (form.warpgroups == warpgroups && blocks * kTokens < m) blocks = form.token_blocks;
   }
-  return best;
+  return blocks;
 }
 
-// Whether whole tiles keep the thread blocks nearly evenly busy.
-bool whole_tiles_are_even(int64_t tiles, int64_t slots) {
-  const int64_t rounds = (tiles + slots - 1) / slots;
-  return static_cast<double>(tiles) / static_cast<double>(rounds * slots) >= 0.9;
+// The model behind a choice; constants are fitted to sweeps on an H200 (docs/kernel.md).
+constexpr int kInvariantWarpsK = 1;
+constexpr double kReadBytesPerMicrosecond = 32e3;   // per multiprocessor, large layers
+constexpr double kL2BytesPerMicrosecond = 60e3;     // per multiprocessor, weights and x together
+constexpr double kShareBytesPerMicrosecond = 50e3;  // at which one thread block adds up shares
+constexpr double kSplitMicroseconds = 5.0;          // what split tiles take beside that
+constexpr double kTileMicroseconds = 0.6;           // what the end of a tile takes
+// Time per step beside the memory's, by rows of a tile and by who multiplies.
+constexpr double slowdown(int token_blocks, bool warpgroups) {
+  return token_blocks == 1   ? 1.1
+         : token_blocks == 2 ? 1.35
+         : token_blocks == 4 ? (warpgroups ? 1.65 : 1.75)
+         : token_blocks == 8 ? (warpgroups ? 2.5 : 3.2)
+                             : 4.6;
+}
+
+double ceil_divide(double value, double by) {
+  const double quotient = value / by;
+  const double whole = static_cast<double>(static_cast<int64_t>(quotient));
+  return whole < quotient ? whole + 1 : whole;
+}
+
+// Microseconds that a plan should take.
+double expected_time(const ql_linear_params& params, const ql_cuda_device& device,
+                     const ql_cuda_plan& plan) {
+  const double steps = static_cast<double>(tile_steps(params));
+  const double tiles = static_cast<double>(tiles_of(plan)), sms = device.sm_count;
+  const double columns = partition::warp_columns(plan.token_blocks) * plan.warps_n;
+  const double rows = plan.token_blocks * kTokens;
+  const double step_bytes = columns * partition::kStepK * params.bits / 8.0;
+  const double x_bytes = rows * partition::kStepK * 2.0;
+  const double ctas_per_sm = ceil_divide(plan.ctas, sms);
+  // Fewer warps than fit leave memory and arithmetic idle.
+  const double warps = ctas_per_sm * plan.warps_n * plan.warps_k;
+  const double idle = std::max(1.0, partition::max_threads(plan.token_blocks) / 32 / warps);
+  const double step_time =
+      std::max(step_bytes / kReadBytesPerMicrosecond *
+                   slowdown(plan.token_blocks, plan.warpgroups != 0) * (0.65 + 0.35 * idle),
+               (step_bytes + x_bytes) / kL2BytesPerMicrosecond) *
+      (1 + 0.01 * plan.warps_n);  // warps that share activations wait for each other
+  if (plan.whole_tiles) {
+    // Whole rounds of a group's steps: the last may not need every group.
+    const double uneven = ceil_divide(steps, plan.warps_k) * plan.warps_k / steps;
+    const double rounds = ceil_divide(tiles, plan.ctas);
+    // A multiprocessor with less to do leaves more of the memory's rate to the others.
+    const double per_sm = 0.6 * rounds * ctas_per_sm + 0.4 * tiles / sms;
+    return per_sm * steps * uneven * step_time + rounds * kTileMicroseconds;
+  }
+  const double share = tiles * steps / std::min(sms, static_cast<double>(plan.ctas));
+  const double shares = plan.ctas / tiles + 1;
+  return share * step_time + kTileMicroseconds + kSplitMicroseconds +
+         shares * rows * columns * sizeof(float) / kShareBytesPerMicrosecond;
+}
+
+// Completes a plan whose form and warps are set, whole tiles or not; false if it cannot run.
+bool finish_candidate(const ql_linear_params& params, const ql_cuda_device& device, int per_sm,
+                      ql_cuda_plan& plan) {
+  constexpr int kReserved = 1024;  // of each thread block's shared memory, for the system
+  const int budget =
+      std::min(device.shared_bytes_per_block, device.shared_bytes_per_sm / per_sm - kReserved);
+  plan.stages = most_stages(params, plan, budget);
+  if (plan.stages < 2) return false;
+  plan.ctas = 1;
+  complete_plan(params, plan);
+  const int64_t slots = int64_t{device.sm_count} * per_sm;
+  int64_t ctas = std::min(tiles_of(plan), slots);
+  if (!plan.whole_tiles) {
+    const int64_t room =
+        partition::kSlotsBytes /
+        partition::slots_bytes({plan.token_blocks, plan.warps_n, plan.warps_k, plan.stages}, 1);
+    // Every group of warps should have two steps at least.
+    const int64_t busy = tiles_of(plan) * tile_steps(params) / (2 * plan.warps_k);
+    ctas = std::min({slots, room, std::max(tiles_of(plan), busy)});
+  }
+  plan.ctas = static_cast<int32_t>(std::max<int64_t>(ctas, 1));
+  // Activations by the copy engine cost a start, and save instructions in each step.
+  const int64_t group_steps = tile_steps(params) / plan.warps_k;
+  plan.x_boxes =
+      has_copy_engine(device) && (plan.token_blocks >= 4 || group_steps * plan.token_blocks >= 12)
+          ? 1
+          : 0;
+  complete_plan(params, plan);
+  return plan_fault(params, device, plan) == nullptr;
+}
+
+// Tries all ways to arrange warps of this form, and keeps the fastest; false if none can run.
+bool consider_warps(const ql_linear_params& params, const ql_cuda_device& device, bool invariant,
+                    ql_cuda_plan plan, ql_cuda_plan& best, double& best_time) {
+  const int most_warps = partition::max_threads(plan.token_blocks) / 32;
+  bool any = false;
+  const int least_n = plan.warpgroups ? partition::kWarpgroupWarps : 1;
+  for (plan.warps_n = partition::kMaxWarpsN; plan.warps_n >= least_n; plan.warps_n /= 2) {
+    for (plan.warps_k = 1; plan.warps_k <= partition::kMaxWarpsK; ++plan.warps_k) {
+      // The order in which a row is summed must not depend on the number of rows.
+      if (invariant && plan.warps_k != kInvariantWarpsK) continue;
+      if (plan.warps_k > 1 && plan.warps_k > tile_steps(params)) break;
+      for (int per_sm = 1; per_sm * plan.warps_n * plan.warps_k <= most_warps; ++per_sm) {
+        for (plan.whole_tiles = 1; plan.whole_tiles >= (invariant ? 1 : 0); --plan.whole_tiles) {
+          ql_cuda_plan candidate = plan;
+          if (!finish_candidate(params, device, per_sm, candidate)) continue;
+          const double time = expected_time(params, device, candidate);
+          any = true;
+          if (best_time == 0 || time < best_time) {
+            best = candidate;
+            best_time = time;
+          }
+        }
+      }
+    }
+  }
+  return any;
 }
 
 }  // namespace
@@ -109,6 +213,9 @@ const char* plan_fault(const ql_linear_params& params, const ql_cuda_device& dev
       (plan.warps_n & (plan.warps_n - 1)) != 0) {
     return "warps_n must be 1, 2, 4 or 8";
   }
+  if (plan.x_boxes != 0 && !has_copy_engine(device)) {
+    return "this device cannot copy boxes of x; set x_boxes to 0";
+  }
   if (plan.warps_k < 1 || plan.warps_k > partition::kMaxWarpsK) return "warps_k must be 1 to 16";
   if (plan.warps_n > 1 && plan.warps_k > partition::kMaxBarrierGroups) {
     return "warps_k must be 15 at most where warps_n is above 1: so many named barriers there are";
@@ -146,45 +253,21 @@ partition::Stripes stripes_of(const ql_linear_params& params, const ql_cuda_plan
 }
 
 ql_cuda_plan choose_plan(const ql_linear_params& params, const ql_cuda_device& device, int flags) {
-  ql_cuda_plan plan{};
   const bool invariant = (flags & QL_CUDA_BATCH_INVARIANT) != 0;
-  const int64_t steps = tile_steps(params);
-  const bool warpgroups = has_warpgroups(device) && params.m > 16 && !invariant;
-  plan.token_blocks = form_for(params.m, warpgroups).token_blocks;
-  plan.warpgroups = warpgroups ? 1 : 0;
-  // Few rows: warps share out k, so that no tile is split between thread blocks. More rows: warps
-  // side by side, so that activations are read by fewer of them.
-  plan.warps_n = plan.token_blocks == 16 ? 8 : std::min(plan.token_blocks, 4);
-  plan.warps_k = partition::max_threads(plan.token_blocks) / 32 / plan.warps_n;
-  if (plan.token_blocks >= 4) plan.warps_k = plan.token_blocks == 16 ? 1 : 2;
-  if (invariant) plan.warps_k = 2;  // a row's sum must not depend on the number of rows
-  plan.warps_k = std::min(plan.warps_k, power_of_two_up_to(std::max<int64_t>(steps, 1)));
-  plan.stages = most_stages(params, plan, device.shared_bytes_per_block);
-  while (plan.stages < 2 && plan.warps_n > (warpgroups ? 4 : 1)) {
-    plan.warps_n /= 2;
-    plan.stages = most_stages(params, plan, device.shared_bytes_per_block);
+  ql_cuda_plan best{};
+  double best_time = 0;
+  for (const bool warpgroups : {false, true}) {
+    if (warpgroups && (!has_warpgroups(device) || invariant || params.m <= 2 * kTokens)) continue;
+    ql_cuda_plan plan{};
+    plan.warpgroups = warpgroups ? 1 : 0;
+    // Fewer rows per tile only where nothing else fits: small shared memory and wide codes.
+    plan.token_blocks = token_blocks_for(params.m, warpgroups);
+    while (!consider_warps(params, device, invariant, plan, best, best_time) &&
+           form_of(plan.token_blocks / 2, warpgroups) >= 0) {
+      plan.token_blocks /= 2;
+    }
   }
-  while (plan.stages < 2 && plan.warps_k > 1 && !invariant) {
-    plan.warps_k /= 2;
-    plan.stages = most_stages(params, plan, device.shared_bytes_per_block);
-  }
-  while (plan.stages < 2 &&
-         plan.token_blocks > (warpgroups ? 4 : 1)) {  // fewer rows change no row's sum
-    plan.token_blocks /= 2;
-    plan.stages = most_stages(params, plan, device.shared_bytes_per_block);
-  }
-  plan.whole_tiles = 1;
-  complete_plan(params, plan);
-  const int64_t tiles = int64_t{plan.m_tiles} * plan.n_tiles;
-  const int64_t slots = device.sm_count;
-  plan.ctas = static_cast<int32_t>(std::min(tiles, slots));
-  if (!invariant && !whole_tiles_are_even(tiles, slots) && tiles < 16 * slots) {
-    plan.whole_tiles = 0;
-    plan.ctas = static_cast<int32_t>(
-        std::min(slots, std::max<int64_t>(tiles, tiles * steps / (2 * plan.warps_k))));
-  }
-  complete_plan(params, plan);
-  return plan;
+  return best;
 }
 
 }  // namespace qlinear::cuda

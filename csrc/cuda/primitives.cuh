@@ -55,6 +55,54 @@ __device__ __forceinline__ void wait_for_oldest(int stages) {
   }
 }
 
+// Copies a box of a matrix into shared memory, in the 128-byte swizzle, by one thread for all; what
+// lies outside the matrix becomes zero. The barrier counts the bytes. Hopper and later.
+__device__ __forceinline__ void copy_box(uint32_t to, const void* tensor_map, int column, int row,
+                                         uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+      "l"(tensor_map), "r"(column), "r"(row), "r"(barrier)
+      : "memory");
+#endif
+}
+
+__device__ __forceinline__ void barrier_init(uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+#endif
+}
+// Makes initialised barriers visible to copies.
+__device__ __forceinline__ void barrier_init_fence() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void barrier_expect(uint32_t barrier, int bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+#endif
+}
+__device__ __forceinline__ void barrier_wait(uint32_t barrier, int phase) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n\t.reg .pred done;\n\twait:\n\t"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t@!done bra wait;\n\t}" ::"r"(
+          barrier),
+      "r"(phase)
+      : "memory");
+#endif
+}
+
+// What threads stored in shared memory becomes visible to products of warpgroups.
+__device__ __forceinline__ void fence_shared_for_warpgroups() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
 __device__ __forceinline__ void named_barrier(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }

@@ -61,6 +61,7 @@ struct Producer {
   const LinearArgs& args;
   const Stripe stripe;
   const int group;             // of warps, along k
+  const uint32_t barriers;     // the group's, one for each stage
   const uint32_t codes_to;     // this lane's first vector in the warp's ring, stage 0
   uint32_t activations_to;     // this thread's first chunk in the group's ring, stage 0
   const int row_step;          // rows of x between two chunks of a thread
@@ -71,13 +72,15 @@ struct Producer {
   const unsigned char* scales_from;
   const unsigned char* zeros_from = nullptr;
   const unsigned char* x_from;
+  int x_row0;  // first row of this tile
   int x_rows;  // rows of this tile from the thread's first one on
 
   __device__ __forceinline__ Producer(const LinearArgs& a, int lane, int warp_n, int warp_group,
-                                      uint32_t activations, uint32_t codes)
+                                      uint32_t activations, uint32_t codes, uint32_t group_barriers)
       : args(a),
         stripe(a, blockIdx.x),
         group(warp_group),
+        barriers(group_barriers),
         codes_to(codes + lane * layout::kVectorBytes),
         row_step(a.warps_n * 32 / partition::kRowChunks),
         first_row((warp_n * 32 + lane) / partition::kRowChunks),
@@ -105,9 +108,11 @@ struct Producer {
                    static_cast<int64_t>(step) * args.zero_step_bytes +
                    (lane - next * args.zero_chunks) * layout::kVectorBytes;
     }
-    const int row = place.m_tile * kTileRows + first_row;
+    x_row0 = place.m_tile * kTileRows;
+    if (args.x_boxes) return;
+    const int row = x_row0 + first_row;
     const int column = step * kStepK + chunk * 8;
-    x_rows = min(args.m - place.m_tile * kTileRows, kTileRows) - first_row;
+    x_rows = min(args.m - x_row0, kTileRows) - first_row;
     x_from = args.x + row * args.x_row_bytes + static_cast<int64_t>(column) * args.x_item_bytes;
   }
 
@@ -137,9 +142,11 @@ struct Producer {
            ahead * partition::kHalfRowBytes;
   }
 
-  // Starts copying this thread's share of the group's rows of x.
-  __device__ __forceinline__ void fetch_activations() {
-    if (!args.x_async) {
+  // Starts copying the group's rows of x: one thread all of them, or each thread its share.
+  __device__ __forceinline__ void fetch_activations(int lane, int warp_n) {
+    if (args.x_boxes) {
+      if (warp_n == 0 && lane == 0) fetch_boxes();
+    } else if (!args.x_async) {
       convert_activations();
     } else if (args.k - step * kStepK < kStepK) {
       fetch_last_activations();
@@ -157,6 +164,13 @@ struct Producer {
     }
   }
 
+  __device__ __forceinline__ void fetch_boxes() {
+    const uint32_t to = activations_to + stage * kActivationStage, barrier = barriers + stage * 8;
+    barrier_expect(barrier, kActivationStage);
+    copy_box(to, &args.x_map, step * kStepK, x_row0, barrier);
+    copy_box(to + kActivationStage / 2, &args.x_map, step * kStepK + kStepK / 2, x_row0, barrier);
+  }
+
   // The same for the step in which k ends: what lies beyond it must be zero, not anything.
   __device__ __forceinline__ void fetch_last_activations() {
     const int columns = max(0, min(args.k - (step * kStepK + chunk * 8), 8));
@@ -172,6 +186,7 @@ struct Producer {
       store_shared_16(activation_row(row), load_converted<Dtype>(x_from + row * args.x_row_bytes,
                                                                  columns, args.x_dtype));
     }
+    fence_shared_for_warpgroups();
   }
 
   __device__ __forceinline__ void advance(int lane, int warp_n) {
@@ -181,10 +196,10 @@ struct Producer {
       enter_tile(tile + 1, lane, warp_n);
       return;
     }
-    codes_from += args.warps_k * args.code_step_bytes;
-    scales_from += args.warps_k * args.scale_step_bytes;
-    zeros_from += args.warps_k * args.zero_step_bytes;
-    x_from += args.warps_k * (kStepK * args.x_item_bytes);
+    codes_from += args.code_advance;
+    scales_from += args.scale_advance;
+    zeros_from += args.zero_advance;
+    if (!args.x_boxes) x_from += args.warps_k * (kStepK * args.x_item_bytes);
   }
 
   // Aims at the group's first step in this tile, or in the first one after it that holds any.
@@ -202,7 +217,7 @@ struct Producer {
   __device__ __forceinline__ void fetch(int lane, int warp_n) {
     if (has_next()) {
       fetch_weights(lane);
-      fetch_activations();
+      fetch_activations(lane, warp_n);
       advance(lane, warp_n);
     }
     copy_commit();  // also where nothing was copied: waiting counts commits
@@ -228,7 +243,7 @@ struct Producer {
     for (int i = 0; i + 1 < args.stages; ++i) {
       if (has_next()) {
         if (!args.dependent) fetch_weights(lane);
-        fetch_activations();
+        fetch_activations(lane, warp_n);
         advance(lane, warp_n);
       }
       copy_commit();

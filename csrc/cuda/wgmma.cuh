@@ -8,12 +8,13 @@
 
 namespace qlinear::cuda {
 
-// Where the right operand lies: rows of 128 bytes in the 128-byte swizzle, eight of them 1024 bytes
-// apart from the next eight. The field between start address and stride is unused in this mode.
-__device__ __forceinline__ uint64_t activation_descriptor(uint32_t address) {
-  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kStride = uint64_t{1024 >> 4} << 32;
-  return kSwizzle128 | kStride | uint64_t{1} << 16 | (address & 0x3ffff) >> 4;
+// Where the right operand lies, as the low word of its descriptor: the address in units of 16
+// bytes, and a field that this mode does not use. A product further along k adds to it.
+__device__ __forceinline__ uint32_t activation_descriptor(uint32_t address) {
+  return (address & 0x3ffff) >> 4 | 1u << 16;
 }
+// The high word: 128-byte swizzle, eight rows of 128 bytes before the next eight.
+inline constexpr uint32_t kDescriptorHigh = 1u << 30 | 1024 >> 4;
 
 // Before a first product, and after registers that products read or add to were written.
 __device__ __forceinline__ void warpgroup_fence() {
@@ -26,11 +27,6 @@ template <int kPending>
 __device__ __forceinline__ void warpgroup_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-// What was copied into shared memory becomes visible to the unit that multiplies.
-__device__ __forceinline__ void fence_shared_for_warpgroup() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
 // sums (of 64 x kColumns, this thread's share) = [sums +] weights (64 x 16) * activations.
 template <typename Dtype, int kTokenBlocks>
 struct WarpgroupProduct;
@@ -40,7 +36,8 @@ struct WarpgroupProduct;
   "+f"(sums[block][0]), "+f"(sums[block][1]), "+f"(sums[block][2]), "+f"(sums[block][3])
 #define QL_SUMS_4(first) QL_SUMS(first), QL_SUMS(first + 1), QL_SUMS(first + 2), QL_SUMS(first + 3)
 
-#define QL_PLACES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define QL_PLACES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define QL_PLACES_16 QL_PLACES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define QL_PLACES_32 \
   QL_PLACES_16       \
   ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -49,28 +46,31 @@ struct WarpgroupProduct;
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, " \
   "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
-#define QL_WARPGROUP_PRODUCT(DTYPE, NAME, BLOCKS, COLUMNS, PLACES, A, B, ADD, ...)               \
+#define QL_WARPGROUP_PRODUCT(DTYPE, NAME, BLOCKS, COLUMNS, PLACES, A, LOW, HIGH, ADD, ...)       \
   template <>                                                                                    \
   struct WarpgroupProduct<DTYPE, BLOCKS> {                                                       \
     static __device__ __forceinline__ void run(float (&sums)[BLOCKS][4], const uint32_t (&a)[4], \
-                                               uint64_t b, bool add) {                           \
-      asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, " ADD                                   \
-                   ", 0;\n\t"                                                                    \
+                                               uint32_t b, bool add) {                           \
+      asm volatile("{\n\t.reg .pred p;\n\t.reg .b64 d;\n\tsetp.ne.b32 p, " ADD                   \
+                   ", 0;\n\tmov.b64 d, {" LOW ", " HIGH                                          \
+                   "};\n\t"                                                                      \
                    "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." NAME "." NAME          \
-                   " {" PLACES "}, {" A "}, " B ", p, 1, 1, 0;\n\t}"                             \
+                   " {" PLACES "}, {" A "}, d, p, 1, 1, 0;\n\t}"                                 \
                    : __VA_ARGS__                                                                 \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                         \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(kDescriptorHigh),   \
                      "r"(static_cast<int>(add)));                                                \
     }                                                                                            \
   };
 
-#define QL_WARPGROUP_PRODUCTS(DTYPE, NAME)                                                       \
-  QL_WARPGROUP_PRODUCT(DTYPE, NAME, 4, "32", QL_PLACES_16, "%16, %17, %18, %19", "%20", "%21",   \
-                       QL_SUMS_4(0))                                                             \
-  QL_WARPGROUP_PRODUCT(DTYPE, NAME, 8, "64", QL_PLACES_32, "%32, %33, %34, %35", "%36", "%37",   \
-                       QL_SUMS_4(0), QL_SUMS_4(4))                                               \
-  QL_WARPGROUP_PRODUCT(DTYPE, NAME, 16, "128", QL_PLACES_64, "%64, %65, %66, %67", "%68", "%69", \
-                       QL_SUMS_4(0), QL_SUMS_4(4), QL_SUMS_4(8), QL_SUMS_4(12))
+#define QL_WARPGROUP_PRODUCTS(DTYPE, NAME)                                                         \
+  QL_WARPGROUP_PRODUCT(DTYPE, NAME, 2, "16", QL_PLACES_8, "%8, %9, %10, %11", "%12", "%13", "%14", \
+                       QL_SUMS(0), QL_SUMS(1))                                                     \
+  QL_WARPGROUP_PRODUCT(DTYPE, NAME, 4, "32", QL_PLACES_16, "%16, %17, %18, %19", "%20", "%21",     \
+                       "%22", QL_SUMS_4(0))                                                        \
+  QL_WARPGROUP_PRODUCT(DTYPE, NAME, 8, "64", QL_PLACES_32, "%32, %33, %34, %35", "%36", "%37",     \
+                       "%38", QL_SUMS_4(0), QL_SUMS_4(4))                                          \
+  QL_WARPGROUP_PRODUCT(DTYPE, NAME, 16, "128", QL_PLACES_64, "%64, %65, %66, %67", "%68", "%69",   \
+                       "%70", QL_SUMS_4(0), QL_SUMS_4(4), QL_SUMS_4(8), QL_SUMS_4(12))
 
 QL_WARPGROUP_PRODUCTS(F16, "f16")
 QL_WARPGROUP_PRODUCTS(BF16, "bf16")
@@ -80,6 +80,7 @@ QL_WARPGROUP_PRODUCTS(BF16, "bf16")
 #undef QL_PLACES_64
 #undef QL_PLACES_32
 #undef QL_PLACES_16
+#undef QL_PLACES_8
 #undef QL_SUMS_4
 #undef QL_SUMS
 

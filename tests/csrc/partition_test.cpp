@@ -181,12 +181,13 @@ void check_memory() {
         memory.activation_stage == tokens * 256 && memory.warp_stage == codes + scales + zeros &&
         memory.weights == g.warps_k * g.stages * memory.activation_stage &&
         memory.partials == memory.weights + warps * g.stages * memory.warp_stage &&
-        memory.flag == memory.partials + g.warps_k * tokens * memory.partial_row * 4 &&
+        memory.barriers == memory.partials + g.warps_k * tokens * memory.partial_row * 4 &&
+        memory.flag == memory.barriers + g.warps_k * g.stages * 8 &&
         memory.total >= memory.flag + 4;
-    const bool aligned = memory.activation_stage % 1024 == 0 && codes % 16 == 0 &&
-                         scales % 16 == 0 && memory.warp_stage % 16 == 0 &&
-                         memory.weights % 1024 == 0 && memory.partials % 16 == 0 &&
-                         memory.partial_row % 4 == 0 && memory.flag % 4 == 0;
+    const bool aligned =
+        memory.activation_stage % 1024 == 0 && codes % 16 == 0 && scales % 16 == 0 &&
+        memory.warp_stage % 16 == 0 && memory.weights % 1024 == 0 && memory.partials % 16 == 0 &&
+        memory.barriers % 8 == 0 && memory.partial_row % 4 == 0 && memory.flag % 4 == 0;
     section.check(parts && aligned && memory.partial_row >= columns,
                   "token_blocks %d warps_n %d warps_k %d stages %d bits %d group_size %d",
                   g.token_blocks, g.warps_n, g.warps_k, g.stages, bits, group_size);

@@ -127,7 +127,12 @@ void check_plan(Sections& sections, const ql_linear_params& params, const ql_cud
   const auto check = [&](Section& section, bool holds) {
     section.check(holds, "%s", holds ? "" : text().c_str());
   };
-  check(sections.runnable, fault == nullptr && plan.ctas <= device.sm_count);
+  // All thread blocks are resident at once: their threads and shared memory fit side by side.
+  const int per_sm = (plan.ctas + device.sm_count - 1) / device.sm_count;
+  const bool resident =
+      per_sm * plan.warps_n * plan.warps_k * 32 <= partition::max_threads(plan.token_blocks) &&
+      per_sm * (plan.shared_bytes + 1024) <= device.shared_bytes_per_sm;
+  check(sections.runnable, fault == nullptr && resident);
   const int item = params.scale_dtype == QL_F32 ? 4 : 2;
   const auto memory =
       partition::shared_memory({plan.token_blocks, plan.warps_n, plan.warps_k, plan.stages},
@@ -283,10 +288,20 @@ void check_refused_plans() {
   for (const int major : {8, 10, 12}) {
     auto other = device;
     other.major = major;
-    const ql_cuda_plan grouped = choose_plan(params, device, 0);
-    section.check(grouped.warpgroups == 1 && plan_fault(params, device, grouped) == nullptr,
+    const auto many = params_of(64, 8192, 28672);
+    ql_cuda_plan grouped = choose_plan(many, device, 0);
+    section.check(grouped.warpgroups == 1 && plan_fault(many, device, grouped) == nullptr,
                   "warpgroups on 9.0");
-    section.check(plan_fault(params, other, grouped) != nullptr, "warpgroups on %d.0", major);
+    grouped.x_boxes = 0;
+    section.check(plan_fault(many, other, grouped) != nullptr, "warpgroups on %d.0", major);
+  }
+  {
+    auto other = device;
+    other.major = 8;
+    ql_cuda_plan boxes = good;
+    boxes.x_boxes = 1;
+    section.check(plan_fault(params, device, boxes) == nullptr, "boxes of x on 9.0");
+    section.check(plan_fault(params, other, boxes) != nullptr, "boxes of x on 8.0");
   }
   auto wide = params_of(1, (int64_t{1} << 30) - 1, 128);
   ql_cuda_plan split = choose_plan(wide, device, 0);
