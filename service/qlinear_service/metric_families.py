@@ -145,7 +145,7 @@ _TABLE: tuple[Family, ...] = (
         "qlinear_queue_seconds",
         "histogram",
         ("shape",),
-        "Arrival to the first batch. Longer than a batch takes: more calls than the device serves.",
+        "Queue to the first batch. Longer than a batch takes: more calls than the device serves.",
         QUEUE_SECONDS,
     ),
     Family(

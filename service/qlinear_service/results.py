@@ -26,7 +26,7 @@ class Outcome(NamedTuple):
     batch_rows: int
     """Rows of the largest batch that it was part of."""
     queue_nanoseconds: int
-    """From its arrival to its first batch."""
+    """From its entry into the queue to its first batch."""
     kernel_nanoseconds: int
     """Of all batches that it was part of."""
 
