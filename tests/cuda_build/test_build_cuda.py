@@ -11,6 +11,7 @@ from cuda_tools import SMALL, require_nvcc, use_sources
 from qlinear_service.errors import BuildError
 from qlinear_service.kernels import build, build_cuda, cuda_library
 from qlinear_service.kernels.ninja import SOURCE_ROOT, CompileFailed
+from qlinear_service.kernels.nvcc import find_nvcc
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def test_a_library_holds_what_was_asked_for_and_shows_its_interface_only(
 
 
 def test_it_is_built_once_and_again_after_an_edit_or_for_others(
-    source: Path, tmp_path: Path
+    source: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     require_nvcc()
     first = build_cuda.build_cuda_library(tmp_path, ["80"])
@@ -59,6 +60,11 @@ def test_it_is_built_once_and_again_after_an_edit_or_for_others(
     assert first.stat().st_mtime_ns == stamp
     assert build_cuda.build_cuda_library(tmp_path, ["86"]) != first
     hashed = build_cuda.source_hash()
+    compiler, _ = find_nvcc()
+    with monkeypatch.context() as newer:
+        newer.setattr(build_cuda, "find_nvcc", lambda: (compiler, "nvcc V99"))
+        assert build_cuda.build_cuda_library(tmp_path, ["80"]) != first
+        assert build_cuda.source_hash() == hashed, "which compilers are no part of"
     (source.parents[1] / "layout.h").write_text("// edited\n")
     assert build_cuda.source_hash() != hashed
     assert build_cuda.build_cuda_library(tmp_path, ["80"]) != first

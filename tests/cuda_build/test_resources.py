@@ -55,6 +55,15 @@ def test_what_ptxas_says_is_read() -> None:
     ]
 
 
+@pytest.mark.parametrize("bytes_found", ["8 0 0", "0 8 0", "0 0 8", "0 0 0"])
+def test_each_way_through_memory_is_a_fault(bytes_found: str) -> None:
+    stack, stores, loads = bytes_found.split()
+    found = f"{stack} bytes stack frame, {stores} bytes spill stores, {loads} bytes spill loads"
+    said = SAID.replace("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads", found, 1)
+    linear = resources.parse(said)[0]
+    assert linear.faulty == (bytes_found != "0 0 0")
+
+
 def test_words_that_are_not_understood_are_no_clean_bill() -> None:
     with pytest.raises(BuildError, match="does not say how many registers _Z5plainPf uses"):
         resources.parse(SAID.replace("Used 40 registers", "Registers: 40"))
