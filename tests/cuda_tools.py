@@ -67,14 +67,14 @@ def packages_folder() -> Path:
 
 
 def use_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> Path:
-    """Make a source of that text the only one of the GPU library; return its file."""
+    """Make a source of that text all that the GPU library is compiled from; return its file."""
     root = tmp_path / "sources"
     (root / "cuda").mkdir(parents=True)
     (root / "layout.h").write_text("// as others would be\n")
+    (root / "status.cpp").touch()
     source = root / "cuda/small.cu"
     source.write_text(text)
     monkeypatch.setattr(build_cuda, "SOURCE_ROOT", root)
-    monkeypatch.setattr(build_cuda, "CUDA_SOURCES", {"cuda/small.cu": ()})
     monkeypatch.setattr(cuda_library, "PREBUILT", tmp_path / "package/libqlinear_cuda.so")
     return source
 

@@ -10,7 +10,7 @@ from cuda_tools import SMALL, require_nvcc, use_sources
 
 from qlinear_service.errors import BuildError
 from qlinear_service.kernels import build, build_cuda, cuda_library
-from qlinear_service.kernels.ninja import SOURCE_ROOT, CompileFailed
+from qlinear_service.kernels.ninja import CompileFailed
 from qlinear_service.kernels.nvcc import find_nvcc
 
 
@@ -20,15 +20,22 @@ def source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return use_sources(monkeypatch, tmp_path, SMALL)
 
 
-def test_every_source_is_in_the_list() -> None:
-    there = {
-        str(path.relative_to(SOURCE_ROOT))
-        for path in (SOURCE_ROOT / "cuda").iterdir()
-        if path.suffix in (".cu", ".cpp")
-    }
-    assert build_cuda.CUDA_SOURCES.keys() == there | {"status.cpp"}
-    stems = [Path(source).stem for source in build_cuda.CUDA_SOURCES]
-    assert len(set(stems)) == len(stems), "object files are named after them"
+def test_every_file_of_the_folder_is_compiled(source: Path) -> None:
+    for name in ("more.cpp", "kernels.cuh", "kernels.h"):
+        (source.parent / name).touch()
+    assert build_cuda.cuda_sources() == ["cuda/small.cu", "cuda/more.cpp", "status.cpp"]
+
+
+def test_a_source_may_have_flags_of_its_own(
+    source: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    require_nvcc()
+    (source.parent / "more.cpp").write_text('extern "C" int ql_own() { return QL_OWN; }')
+    hashed = build_cuda.source_hash()
+    monkeypatch.setattr(build_cuda, "OWN_FLAGS", {"cuda/more.cpp": ("-DQL_OWN=5",)})
+    assert build_cuda.source_hash() != hashed
+    library = ctypes.CDLL(str(build_cuda.build_cuda_library(tmp_path, ["80"])))
+    assert library.ql_own() == 5
 
 
 def test_a_library_holds_what_was_asked_for_and_shows_its_interface_only(

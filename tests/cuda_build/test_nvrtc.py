@@ -10,14 +10,14 @@ from cuda_build import nvrtc
 from cuda_tools import require
 
 from qlinear_service.kernels.architectures import ARCHITECTURES
-from qlinear_service.kernels.build_cuda import CUDA_SOURCES
+from qlinear_service.kernels.build_cuda import cuda_sources
 from qlinear_service.kernels.ninja import SOURCE_ROOT
 from qlinear_service.kernels.resources import parse, slow_kernels
 
 MEASURED = ("80", "86", "89", "90a")
 """Elsewhere code has to be right, and may spill with an older compiler."""
 
-DEVICE_SOURCES = [source for source in CUDA_SOURCES if source.endswith(".cu")]
+DEVICE_SOURCES = [source for source in cuda_sources() if source.endswith(".cu")]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

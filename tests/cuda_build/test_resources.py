@@ -19,6 +19,8 @@ ptxas info    : Function properties for _ZN7qlinear4cuda6linearINS0_4BF16ELi8EEE
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ptxas info    : Used 126 registers, used 16 barriers, 1280 bytes smem, 568 bytes cmem[0]
 ptxas info    : Compile time = 577.404 ms
+ptxas info    : Function properties for _Z7anotherPf
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ptxas info    : Compiling entry function '_Z5plainPf' for 'sm_80'
 ptxas info    : Function properties for _Z5plainPf
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads

@@ -27,34 +27,19 @@ from qlinear_service.kernels.ninja import (
 from qlinear_service.kernels.nvcc import find_nvcc, link_folders
 
 __all__ = [
-    "CUDA_SOURCES",
     "RECORD_SUFFIX",
     "WHAT",
     "LibraryRecord",
     "build_cuda_library",
     "check_tools",
     "compiler_output",
+    "cuda_sources",
     "read_record",
     "source_hash",
 ]
 
-CUDA_SOURCES: dict[str, tuple[str, ...]] = {
-    "cuda/linear_bf16_8.cu": (),
-    "cuda/linear_bf16_4.cu": (),
-    "cuda/linear_f16_8.cu": (),
-    "cuda/linear_f16_4.cu": (),
-    "cuda/linear_bf16_wgmma.cu": (),
-    "cuda/linear_f16_wgmma.cu": (),
-    "cuda/dequantize.cu": (),
-    "cuda/gather.cu": (),
-    "cuda/read_probe.cu": (),
-    "cuda/linear.cpp": (),
-    "cuda/plan.cpp": (),
-    "cuda/host.cpp": (),
-    "status.cpp": (),
-}
-"""Every source of the GPU library with flags of its own; a test compares the list with csrc/cuda/.
-Each is compiled for every architecture: what one lacks is left out in the source."""
+OWN_FLAGS: dict[str, tuple[str, ...]] = {}
+"""Flags that a source of csrc/ needs beside CUDA_FLAGS."""
 
 # No --use_fast_math: division and denormals stay exact. Warnings are errors, but for those of ptxas
 # (spilled registers): another compiler's may not keep a server from starting, so resources.py
@@ -177,9 +162,22 @@ def compiler_output(library: Path) -> str:
         return ""
 
 
+def cuda_sources() -> list[str]:
+    """Return every source of the GPU library, relative to csrc/.
+
+    All that lies in csrc/cuda, so that none is forgotten; each is compiled for every architecture,
+    and what an architecture lacks is left out in the source.
+    """
+    own = [path for path in SOURCE_ROOT.glob("cuda/*") if path.suffix in (".cu", ".cpp")]
+    # Backwards by name, by which the linear kernels, the longest to compile, are not the last.
+    return [str(path.relative_to(SOURCE_ROOT)) for path in sorted(own, reverse=True)] + [
+        "status.cpp"
+    ]
+
+
 def source_hash() -> str:
     """Return the hash of everything that decides what the library does, but for the compilers."""
-    digest = hashlib.sha256(f"{CUDA_FLAGS}\0{CUDA_SOURCES}\0{EXPORTS}".encode())
+    digest = hashlib.sha256(f"{CUDA_FLAGS}\0{OWN_FLAGS}\0{EXPORTS}".encode())
     # Every file that a source could include, not a list that somebody forgets to extend.
     for source in sorted([*SOURCE_ROOT.glob("*.[hc]*"), *SOURCE_ROOT.glob("cuda/*.[hc]*")]):
         digest.update(f"\0{source.relative_to(SOURCE_ROOT)}\0".encode())
@@ -230,9 +228,9 @@ def _ninja_lines(tools: _Toolchain, architectures: tuple[str, ...], name: str) -
         "rule link",
         f"  command = {nvcc} {' '.join(map(quoted, link_words))} $in -o $out",
     ]
-    for source, more in CUDA_SOURCES.items():
-        objects.append(f"{Path(source).stem}.o")
+    for source in cuda_sources():
+        objects.append(f"{source.replace('/', '-')}.o")
         lines.append(f"build {objects[-1]}: compile csrc/{source}")
-        lines.append(f"  flags = $flags {' '.join(map(quoted, more))}")
+        lines.append(f"  flags = $flags {' '.join(map(quoted, OWN_FLAGS.get(source, ())))}")
     lines.append(f"build {name}: link {' '.join(objects)}")
     return lines
