@@ -7,7 +7,7 @@ MODEL ?= examples/models/all-MiniLM-L6-v2
 FITS = import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 PYTHON ?= $(firstword $(foreach name,python3.13 python3.12 python3.11 python3,\
 	$(shell $(name) -c '$(FITS)' >/dev/null 2>&1 && echo $(name))))
-CPP = $(wildcard csrc/*.h csrc/*/*.h csrc/*/*.cpp csrc/*/*.cu csrc/*/*.cuh tests/csrc/*.cpp)
+CPP = $(wildcard csrc/*.h csrc/*.cpp csrc/*/*.h csrc/*/*.cpp csrc/*/*.cu csrc/*/*.cuh tests/csrc/*.cpp)
 PY = .venv/bin/python
 PIP = $(PY) -m pip install --disable-pip-version-check
 
