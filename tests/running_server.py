@@ -14,7 +14,7 @@ from random_layers import random_layer
 
 from qlinear.v1 import linear_pb2 as pb
 from qlinear.v1 import linear_pb2_grpc as pb_grpc
-from qlinear_service.config import ServerConfig, ServiceConfig
+from qlinear_service.config import KernelConfig, ServerConfig, ServiceConfig
 from qlinear_service.dtypes import DType
 from qlinear_service.kernels import reference
 from qlinear_service.kernels.backends import TorchKernels
@@ -167,7 +167,7 @@ def quick_config(**groups: Any) -> ServiceConfig:
     server = ServerConfig(
         port=0, metrics_port=0, drain_delay_seconds=0.0, grace_seconds=WAIT_SECONDS
     )
-    return replace(ServiceConfig(server=server), **groups)
+    return replace(ServiceConfig(server=server, kernels=KernelConfig(device="cpu")), **groups)
 
 
 Start = Callable[..., Awaitable[Running]]

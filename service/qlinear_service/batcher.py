@@ -1,4 +1,4 @@
-"""Drives the queue: runs a batch the moment the engine is free, and settles calls.
+"""Drives the queue: runs a batch the moment the engine has room, and settles calls.
 
 Everything here happens on the event loop; the computation is behind `run_batch`, which is handed
 in. A call is one or more items that succeed or fail together. Knows neither torch nor grpc.
@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 from qlinear_service.batching import Batch, Part, WorkItem, WorkQueue, too_late
-from qlinear_service.errors import Cancelled, EngineFailure, RequestError
+from qlinear_service.errors import Cancelled, EngineFailure, EngineLost, RequestError, Unavailable
+from qlinear_service.in_flight import InFlight
 from qlinear_service.log_values import quoted
 from qlinear_service.metrics import Metrics
 from qlinear_service.pending import Pending, PendingCall, Settle
@@ -35,6 +36,7 @@ class Batcher:
             slot again. That may be later than its caller's end.
         clock: seconds, the clock of the items' times and of the loop's timers.
         metrics: told of each batch.
+        most_running: batches that may be with the engine at a time.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Batcher:
         release: Callable[[WorkItem], None],
         clock: Callable[[], float],
         metrics: Metrics,
+        most_running: int = 1,
     ) -> None:
         self._queue = queue
         self._run_batch = run_batch
@@ -53,6 +56,7 @@ class Batcher:
         self._metrics = metrics
         self._pending: dict[int, Pending] = {}
         self._wake = asyncio.Event()
+        self._in_flight = InFlight(most_running, on_fault=self._wake.set)
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -103,16 +107,30 @@ class Batcher:
             self._fail(pending.call, error)
 
     async def run(self) -> None:
-        """Serve until cancelled."""
-        while True:
-            await self._let_arrivals_in()
-            self._drop_expired()
-            batch = self._queue.take()
-            if batch is None:
-                self._wake.clear()
-                await self._wake.wait()
-            else:
-                await self._serve(batch)
+        """Serve until cancelled.
+
+        Raises:
+            EngineLost: no batch can be computed any more; all calls have been told so.
+        """
+        one_at_a_time = self._in_flight.most == 1  # then a task for each would be for nothing
+        try:
+            while True:
+                if not one_at_a_time:
+                    await self._in_flight.room()
+                await self._let_arrivals_in()
+                self._drop_expired()
+                batch = self._queue.take()
+                if batch is None:
+                    self._wake.clear()
+                    await self._wake.wait()
+                    continue
+                self._begin(batch)
+                if one_at_a_time:
+                    await self._serve(batch)
+                else:
+                    self._in_flight.start(self._serve(batch))
+        finally:
+            await self._in_flight.cancel()
 
     async def _let_arrivals_in(self) -> None:
         """Let calls that have already reached this process join the next batch.
@@ -126,7 +144,8 @@ class Batcher:
             before = self._queue.rows
             await asyncio.sleep(0)
 
-    async def _serve(self, batch: Batch) -> None:
+    def _begin(self, batch: Batch) -> None:
+        """Note that the parts run from now on, so that no slot is released under the engine."""
         now = self._clock()
         waits = []
         for part in batch.parts:
@@ -136,23 +155,36 @@ class Batcher:
                 pending.queue_seconds = now - part.item.enqueued_at
                 waits.append(pending.queue_seconds)
         self._metrics.waited(batch.key.layer, waits)
+
+    async def _serve(self, batch: Batch) -> None:
         try:
             result = await self._compute(batch)
+        except EngineLost:
+            self._end_lost(batch.parts)
+            raise
         except Exception as error:
             if len(batch.parts) == 1:
                 self._fail_part(batch.parts[0], error)
                 return
-            logger.warning(
-                "batch_failed layer=%s requests=%d rows=%d action=retry_one_by_one",
-                quoted(batch.key.layer),
-                len(batch.parts),
-                batch.rows,
-                exc_info=error,
-            )
-            for part in batch.parts:
-                await self._serve_alone(part)
+            text = "batch_failed layer=%s requests=%d rows=%d action=retry_one_by_one"
+            name = quoted(batch.key.layer)
+            logger.warning(text, name, len(batch.parts), batch.rows, exc_info=error)
+            for number, part in enumerate(batch.parts):
+                try:
+                    await self._serve_alone(part)
+                except EngineLost:
+                    self._end_lost(batch.parts[number:])
+                    raise
         else:
             self._finish(batch, result)
+
+    def _end_lost(self, parts: Sequence[Part]) -> None:
+        """Tell every caller that the engine is gone, and let go of the parts that it ran."""
+        self.fail_all(
+            Unavailable("the server has lost its device and ends; send the call to another one")
+        )
+        for part in parts:
+            self._end_part(part)
 
     async def _serve_alone(self, part: Part) -> None:
         """Compute one part of a batch that failed, unless nobody can use its result any more."""
@@ -166,6 +198,8 @@ class Batcher:
         alone = Batch(part.item.key, (part,), part.rows)
         try:
             result = await self._compute(alone)
+        except EngineLost:
+            raise
         except Exception as error:
             self._fail_part(part, error)
         else:
@@ -188,7 +222,7 @@ class Batcher:
             requests=len(batch.parts),
             x_itemsize=batch.key.x_dtype.itemsize,
             y_itemsize=batch.key.output_dtype.itemsize,
-            gather_seconds=result.gather_nanoseconds / 1e9,
+            transfers=result.transfers,
             kernel_seconds=result.kernel_nanoseconds / 1e9,
         )
         return result
@@ -219,13 +253,8 @@ class Batcher:
     def _fail_part(self, part: Part, error: Exception) -> None:
         """End the call of a part that was computed alone and failed all the same."""
         incident = uuid.uuid4().hex[:12]
-        logger.error(
-            "request_failed incident=%s layer=%s rows=%d",
-            incident,
-            quoted(part.item.key.layer),
-            part.item.rows,
-            exc_info=error,
-        )
+        text, name = "request_failed incident=%s layer=%s rows=%d", quoted(part.item.key.layer)
+        logger.error(text, incident, name, part.item.rows, exc_info=error)
         self._fail(self._pending[part.item.sequence].call, EngineFailure(incident))
         self._end_part(part)
 

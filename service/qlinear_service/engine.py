@@ -1,7 +1,7 @@
-"""The engine: gathers a batch's rows from their slots, multiplies, and splits the result.
+"""The engine on the CPU: gathers a batch's rows from their slots, multiplies, splits the result.
 
-It lives on one thread, which owns the device. It is handed batches and returns bytes; it sees no
-caller, no future and no message.
+It is handed batches and returns bytes; it sees no caller and no message. What runs batches on a GPU
+is gpu/engine.py, behind the same `BatchRunner`.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -24,13 +24,42 @@ from qlinear_service.results import BatchResult
 from qlinear_service.roofline import Roofline
 from qlinear_service.slots import Slab
 
-__all__ = ["Engine", "WorkerThread"]
+__all__ = [
+    "BatchRunner",
+    "CpuRunner",
+    "Engine",
+    "WorkerThread",
+    "gather_rows",
+    "part_rows",
+    "split_rows",
+]
 
 QUICK_SECONDS = 100e-6
 """Two wake-ups of threads and the fight for the interpreter lock cost some 40 us of processor time,
 and health checks can wait this long (docs/decisions/0003-small-batches.md)."""
 
 T = TypeVar("T")
+
+
+class BatchRunner(Protocol):
+    """What computes batches, as the event loop sees it."""
+
+    @property
+    def most_in_flight(self) -> int:
+        """Batches that may be handed to `run` at a time."""
+
+    async def run(self, batch: Batch) -> BatchResult:
+        """Return the result rows of each part; on the event loop, without blocking it for long.
+
+        Raises:
+            EngineLost: nothing can be computed any more.
+            Exception: this batch has failed; another may succeed.
+        """
+        ...
+
+    def stop(self, timeout_seconds: float) -> bool:
+        """End its threads; return whether they have ended in time."""
+        ...
 
 
 class Engine:
@@ -80,36 +109,40 @@ class Engine:
                 f"kernels {self._kernels.name!r} returned {y.dtype} {list(y.shape)} for layer "
                 f"{batch.key.layer!r}; expected {to_torch(batch.key.output_dtype)} {list(expected)}"
             )
-        return BatchResult(_split(y, batch), kernel_nanoseconds, started - taken)
+        flat = y.contiguous().view(torch.uint8).numpy().data.cast("B")
+        copies = (("gather", started - taken),)
+        return BatchResult(split_rows(flat, batch), kernel_nanoseconds, copies)
 
     def _gather(self, batch: Batch, k: int) -> torch.Tensor:
         """Return x [M, k]: a view of the one slot, or the stage with all rows copied into it."""
         row_bytes = k * batch.key.x_dtype.itemsize
         if len(batch.parts) == 1:
-            rows = self._rows_of(batch.parts[0], row_bytes)
+            rows = part_rows(self._slab, batch.parts[0], row_bytes)
         else:
-            rows = self._staged(batch, row_bytes)
+            nbytes = batch.rows * row_bytes
+            if len(self._stage) < nbytes:
+                self._stage = bytearray(size_class(nbytes))
+            rows = memoryview(self._stage)[:nbytes]
+            gather_rows(self._slab, batch, row_bytes, rows)
         return torch.frombuffer(rows, dtype=to_torch(batch.key.x_dtype)).view(batch.rows, k)
 
-    def _rows_of(self, part: Part, row_bytes: int) -> memoryview:
-        first = part.start * row_bytes
-        return self._slab.view(part.item.slot)[first : first + part.rows * row_bytes]
 
-    def _staged(self, batch: Batch, row_bytes: int) -> memoryview:
-        nbytes = batch.rows * row_bytes
-        if len(self._stage) < nbytes:
-            self._stage = bytearray(size_class(nbytes))
-        stage = memoryview(self._stage)
-        end = 0
-        for part in batch.parts:
-            start, end = end, end + part.rows * row_bytes
-            stage[start:end] = self._rows_of(part, row_bytes)
-        return stage[:nbytes]
+def part_rows(slab: Slab, part: Part, row_bytes: int) -> memoryview:
+    """Return the bytes of one part's rows, where they lie."""
+    first = part.start * row_bytes
+    return slab.view(part.item.slot)[first : first + part.rows * row_bytes]
 
 
-def _split(y: torch.Tensor, batch: Batch) -> list[memoryview]:
+def gather_rows(slab: Slab, batch: Batch, row_bytes: int, into: memoryview) -> None:
+    """Copy the rows of all parts into `into`, one after the other."""
+    end = 0
+    for part in batch.parts:
+        start, end = end, end + part.rows * row_bytes
+        into[start:end] = part_rows(slab, part, row_bytes)
+
+
+def split_rows(flat: memoryview, batch: Batch) -> list[memoryview]:
     """Return the bytes of each part's rows of y [M, n], as views."""
-    flat = y.contiguous().view(torch.uint8).numpy().data.cast("B")
     row_bytes = flat.nbytes // batch.rows
     views = []
     end = 0
@@ -159,6 +192,31 @@ class WorkerThread:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
+
+
+class CpuRunner:
+    """Runs one batch at a time: on the event loop if it is quick, else on the engine's thread.
+
+    Args:
+        engine: computes.
+        worker: the thread; whoever made it stops it.
+    """
+
+    most_in_flight = 1
+
+    def __init__(self, engine: Engine, worker: WorkerThread) -> None:
+        self._engine = engine
+        self._worker = worker
+
+    async def run(self, batch: Batch) -> BatchResult:
+        """Return the result rows of each part."""
+        if self._engine.is_quick(batch):
+            return self._engine.run(batch)
+        return await self._worker.run(self._engine.run, batch)
+
+    def stop(self, timeout_seconds: float) -> bool:
+        """Do nothing: there is no thread of its own."""
+        return True
 
 
 def _set_result(future: asyncio.Future[T], result: T) -> None:

@@ -5,6 +5,8 @@
     ├── BuildError             the kernel library cannot be built or loaded
     ├── CheckpointError        a model file that cannot be read as what it claims to be
     ├── SelfTestError          a kernel disagrees with the reference at start
+    ├── OutOfDeviceMemory      the layers do not fit onto the device
+    ├── EngineLost             the device fails whatever is asked of it; only a new process helps
     └── RequestError           one call fails; the server and all other calls go on
         ├── InvalidRequest     shape, dtype, byte count or field that breaks the contract
         ├── UnknownLayer       no loaded layer has that name
@@ -29,7 +31,9 @@ __all__ = [
     "ConfigError",
     "DeadlineExceeded",
     "EngineFailure",
+    "EngineLost",
     "InvalidRequest",
+    "OutOfDeviceMemory",
     "Overloaded",
     "QlinearError",
     "RequestError",
@@ -55,6 +59,14 @@ class BuildError(QlinearError):
 
 class SelfTestError(QlinearError):
     """A kernel's answer differs from the reference at start; serving would be wrong."""
+
+
+class OutOfDeviceMemory(QlinearError):
+    """The layers that are to be served do not fit onto the device."""
+
+
+class EngineLost(QlinearError):
+    """The device fails whatever is asked of it; no call can be computed in this process."""
 
 
 class CheckpointError(QlinearError):

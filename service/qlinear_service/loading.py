@@ -3,44 +3,94 @@
 Blocking work for the engine's thread; knows neither grpc nor queues.
 """
 
+import contextlib
 import logging
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from qlinear_service import models, probe
 from qlinear_service.config import KernelConfig
-from qlinear_service.errors import CheckpointError, ConfigError
+from qlinear_service.errors import CheckpointError
+from qlinear_service.gpu.choice import choose_device
+from qlinear_service.gpu.loading import GpuPlace
+from qlinear_service.gpu.streams import Device
 from qlinear_service.kernels.backends import Kernels, load_kernels
-from qlinear_service.layers import LayerRegistry
+from qlinear_service.layers import LayerRegistry, LayerSpec, QuantizedLinear
+from qlinear_service.loaded import Loaded
 from qlinear_service.log_values import quoted
 from qlinear_service.roofline import Roofline
 from qlinear_service.selftest import run_self_test
 
-__all__ = ["Loaded", "check_device", "load"]
+__all__ = ["HostPlace", "Loaded", "Place", "load"]
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """What the server needs to compute."""
-
-    registry: LayerRegistry
-    kernels: Kernels
-    roofline: Roofline | None = None
-    """What this machine was measured to do, where that was asked for."""
+Put = Callable[[QuantizedLinear], QuantizedLinear]
 
 
-def check_device(config: KernelConfig) -> None:
-    """Raise ConfigError if this version cannot compute on the device that is asked for."""
-    if config.device != "cpu":
-        raise ConfigError(
-            f"device is {config.device}, and this version has no CUDA kernels; expected cpu"
+class Place(Protocol):
+    """Where layers are put and computed: the host, or a GPU (`GpuPlace`)."""
+
+    @property
+    def kernels(self) -> Kernels:
+        """What multiplies there."""
+
+    @property
+    def device(self) -> Device | None:
+        """What the engine works with; None is the host itself."""
+
+    @property
+    def gauges(self) -> Callable[[], Mapping[str, float]] | None:
+        """What the device says of itself."""
+
+    def check_fits(self, specs: Iterable[LayerSpec]) -> None:
+        """Raise OutOfDeviceMemory if such layers cannot fit."""
+
+    def filling(self) -> contextlib.AbstractContextManager[Put]:
+        """Yield what puts one layer there."""
+
+    def self_test(self, layers: Iterable[QuantizedLinear]) -> int:
+        """Compare the kernels with the reference; return how many kinds of layers were tested."""
+
+    def probe(self) -> Roofline:
+        """Return what reading and multiplying take there at least."""
+
+
+class HostPlace:
+    """The memory of the host, and the CPU."""
+
+    device = None
+    gauges = None
+
+    def __init__(self, config: KernelConfig, stop: threading.Event) -> None:
+        self._threads = config.cpu_threads
+        self.kernels = load_kernels(
+            cache_dir=config.cache_dir,
+            threads=config.cpu_threads,
+            torch_only=config.torch_only,
+            stop=stop,
         )
+
+    def check_fits(self, specs: Iterable[LayerSpec]) -> None:
+        """Do nothing: layers of packed files are mapped and take no memory of their own."""
+
+    @contextlib.contextmanager
+    def filling(self) -> Iterator[Put]:
+        """Yield what leaves a layer where it is."""
+        yield lambda layer: layer
+
+    def self_test(self, layers: Iterable[QuantizedLinear]) -> int:
+        """See `run_self_test`."""
+        return run_self_test(self.kernels, layers)
+
+    def probe(self) -> Roofline:
+        """Return what this machine can do."""
+        return probe.measure(self.kernels, threads=self._threads)
 
 
 def load(path: Path, config: KernelConfig, stop: threading.Event) -> Loaded:
@@ -53,44 +103,59 @@ def load(path: Path, config: KernelConfig, stop: threading.Event) -> Loaded:
 
     Raises:
         CheckpointError: a file cannot be read as what it claims to be, or there is no layer.
-        BuildError: the kernels do not compile, or `stop` came first.
-        SelfTestError: they compute wrongly.
+        BuildError: the kernels do not compile or the device cannot be used, or `stop` came first.
+        OutOfDeviceMemory: the layers do not fit onto the device; none is left on it.
+        SelfTestError: the kernels compute wrongly.
     """
-    check_device(config)
+    config = choose_device(config).config
     sources = models.discover(path)
     # The reference, and the kernels where they hand work to torch, keep to the same bound.
     torch.set_num_threads(config.cpu_threads)
-    kernels = load_kernels(
-        cache_dir=config.cache_dir,
-        threads=config.cpu_threads,
-        torch_only=config.torch_only,
-        stop=stop,
-    )
+    place: Place = (HostPlace if config.device == "cpu" else GpuPlace)(config, stop)
+    kernels = place.kernels
     # Slow kernels that nobody asked for must be seen at any level.
     unwanted = kernels.name == "torch" and not config.torch_only
     level = logging.WARNING if unwanted else logging.INFO
     logger.log(level, "kernels name=%s description=%s", kernels.name, quoted(kernels.description))
+    place.check_fits(spec for source in sources for spec in source.specs)
     registry = LayerRegistry()
-    for source in sources:
-        started, loaded = time.perf_counter(), 0
-        for layer in source.load_layers():
-            if stop.is_set():
+    with place.filling() as put:
+        for source in sources:
+            if not _load_model(source, registry, put, stop):
                 return Loaded(registry=registry, kernels=kernels)
-            registry.add(layer)
-            loaded += 1
-        seconds = time.perf_counter() - started
-        logger.info("loaded model=%s layers=%d seconds=%.3f", quoted(source.name), loaded, seconds)
     if not len(registry):
         raise CheckpointError(path, "holds no quantized linear layer; there is nothing to serve")
     started = time.perf_counter()
-    kinds = run_self_test(kernels, registry)
+    kinds = place.self_test(registry)
     logger.info("self_test kinds=%d seconds=%.3f", kinds, time.perf_counter() - started)
-    return Loaded(registry=registry, kernels=kernels, roofline=_probe(kernels, config))
+    roofline = _probe(place)
+    return Loaded(
+        registry=registry,
+        kernels=kernels,
+        roofline=roofline,
+        gpu=place.device,
+        gauges=place.gauges,
+    )
 
 
-def _probe(kernels: Kernels, config: KernelConfig) -> Roofline:
+def _load_model(
+    source: models.ModelSource, registry: LayerRegistry, put: Put, stop: threading.Event
+) -> bool:
+    """Put the layers of one model where they are computed; return False if `stop` came first."""
+    started, loaded = time.perf_counter(), 0
+    for layer in source.load_layers():
+        if stop.is_set():
+            return False
+        registry.add(put(layer))
+        loaded += 1
+    seconds = time.perf_counter() - started
+    logger.info("loaded model=%s layers=%d seconds=%.3f", quoted(source.name), loaded, seconds)
+    return True
+
+
+def _probe(place: Place) -> Roofline:
     started = time.perf_counter()
-    roofline = probe.measure(kernels, threads=config.cpu_threads)
+    roofline = place.probe()
     logger.info(
         "probe peak_bytes_per_second=%.3g products_per_second=%.3g seconds=%.3f",
         roofline.peak_bytes_per_second,

@@ -152,8 +152,9 @@ _TABLE: tuple[Family, ...] = (
         "qlinear_transfer_seconds",
         "histogram",
         ("direction",),
-        "Copies of activations. slot: a call's bytes into its slot; gather: the rows of a batch "
-        "out of their slots into one block.",
+        "Copies. slot: a call's bytes into its slot; gather: the rows of a batch out of their "
+        "slots into one block; to_device, from_device: between host and GPU; scatter: results out "
+        "of the memory that the GPU wrote.",
         COPY_SECONDS,
     ),
     Family(
@@ -167,7 +168,8 @@ _TABLE: tuple[Family, ...] = (
         "qlinear_kernel_seconds",
         "histogram",
         _LAUNCH,
-        "Time of one computation; m is the upper bound of its rows.",
+        "Time of one computation, on a GPU that of the device alone; m is the upper bound of its "
+        "rows.",
         KERNEL_SECONDS,
     ),
     Family(
@@ -240,6 +242,15 @@ _TABLE: tuple[Family, ...] = (
         ("device",),
         "Memory of all layers as packed, with their biases and permutations.",
     ),
+    Family("qlinear_gpu_clock_hertz", "gauge", ("device",), "Clock of the multiprocessors now."),
+    Family(
+        "qlinear_gpu_throttled",
+        "gauge",
+        ("device",),
+        "1 while power, heat or hardware keep the clock down; kernels are slower then.",
+    ),
+    Family("qlinear_gpu_power_watts", "gauge", ("device",), "What the GPU draws."),
+    Family("qlinear_gpu_temperature_celsius", "gauge", ("device",), "How warm the GPU is."),
     Family("qlinear_load_seconds", "gauge", (), "From the start of loading to readiness."),
     Family("qlinear_ready", "gauge", (), "1 while calls are answered, 0 at start and drain."),
     Family(

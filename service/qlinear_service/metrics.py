@@ -7,7 +7,7 @@ are declared in `metric_families.py`; docs/metrics.md explains them to operators
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
@@ -82,6 +82,7 @@ class Metrics(Collector):
         self._launches = Launches(self.families, device=device, clock=clock)
         self.load: Load | None = None
         """Where to ask for queue and slab, once there are any."""
+        self._gauges: Callable[[], Mapping[str, float]] | None = None
         registry.register(self)
 
     def started(
@@ -92,6 +93,7 @@ class Metrics(Collector):
         load_seconds: float,
         roofline: Roofline | None,
         load: Load,
+        gauges: Callable[[], Mapping[str, float]] | None = None,
     ) -> None:
         """Learn what is served, once, when it is loaded.
 
@@ -101,6 +103,7 @@ class Metrics(Collector):
             load_seconds: from the start of loading on.
             roofline: what the machine was measured to do, None if it was not.
             load: where queue and slab tell how full they are.
+            gauges: what a GPU says of itself at a scrape, by name; None where there is none.
         """
         loaded = {layer.spec.name: layer for layer in layers}
         modules = Counter(layer.spec.module for layer in loaded.values())
@@ -108,7 +111,7 @@ class Metrics(Collector):
             self._full_names[name] = name
             if modules[layer.spec.module] == 1:
                 self._full_names.setdefault(layer.spec.module, name)
-        self.layers, self.load = loaded, load
+        self.layers, self.load, self._gauges = loaded, load, gauges
         self._launches.roofline = roofline
         packed = sum(layer.packed_bytes for layer in loaded.values())
         self._set("qlinear_layers_loaded", len(loaded))
@@ -178,7 +181,7 @@ class Metrics(Collector):
         requests: int,
         x_itemsize: int,
         y_itemsize: int,
-        gather_seconds: float,
+        transfers: Iterable[tuple[str, int]],
         kernel_seconds: float,
     ) -> None:
         """Count one computation that succeeded.
@@ -189,11 +192,13 @@ class Metrics(Collector):
             requests: calls that shared it.
             x_itemsize: bytes of one element of x.
             y_itemsize: bytes of one element of y.
-            gather_seconds: rows out of their slots.
+            transfers: copies on the way: the direction and the nanoseconds of each.
             kernel_seconds: the computation itself.
         """
         batches = self._batches.get(layer) or self._first_batch(layer)
-        self.families["qlinear_transfer_seconds"].histogram("gather").observe(gather_seconds)
+        for direction, nanoseconds in transfers:
+            copies = self.families["qlinear_transfer_seconds"].histogram(direction)
+            copies.observe(nanoseconds / 1e9)
         batches.rows.observe(rows)
         batches.requests.observe(requests)
         row_bytes = batches.x_elements * x_itemsize + batches.y_elements * y_itemsize
@@ -241,6 +246,8 @@ class Metrics(Collector):
             rows = self.load.queue_rows()
             pulled["qlinear_queue_rows"] = [((name,), float(n)) for name, n in rows.items()]
             pulled["qlinear_inflight_bytes"] = [((), float(self.load.inflight_bytes()))]
+        if self._gauges is not None:
+            pulled |= {name: [((self.device,), one)] for name, one in self._gauges().items()}
         return pulled
 
     def _set(self, name: str, value: float, *labels: str) -> None:

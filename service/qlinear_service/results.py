@@ -15,7 +15,8 @@ class BatchResult:
 
     rows: Sequence[memoryview]
     kernel_nanoseconds: int
-    gather_nanoseconds: int = 0
+    transfers: Sequence[tuple[str, int]] = ()
+    """Copies on the way: the label `direction` of each, and its nanoseconds."""
 
 
 class Outcome(NamedTuple):

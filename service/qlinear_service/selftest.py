@@ -15,7 +15,7 @@ from qlinear_service.kernels.backends import Kernels
 from qlinear_service.kernels.torch_types import from_torch, to_torch
 from qlinear_service.layers import LayerSpec, QuantizedLinear
 
-__all__ = ["run_self_test"]
+__all__ = ["SLAB_FEATURES", "check_form", "compare_features", "kind_of", "run_self_test"]
 
 FEW_FEATURES = 64
 """Output features of further row counts: all of a layer with 512 rows would take seconds."""
@@ -39,14 +39,15 @@ def run_self_test(kernels: Kernels, layers: Iterable[QuantizedLinear]) -> int:
     """
     tested: set[tuple[object, ...]] = set()
     for layer in layers:
-        kind = _kind(layer.spec)
+        kind = kind_of(layer.spec)
         if kind not in tested:
             tested.add(kind)
             _test_layer(kernels, layer)
     return len(tested)
 
 
-def _kind(spec: LayerSpec) -> tuple[object, ...]:
+def kind_of(spec: LayerSpec) -> tuple[object, ...]:
+    """Return what layers have in common of which one is tested for all."""
     return (
         spec.shape,
         spec.symmetric,
@@ -67,22 +68,28 @@ def _test_layer(kernels: Kernels, layer: QuantizedLinear) -> None:
 
 def _test_rows(kernels: Kernels, layer: QuantizedLinear, *, rows: int) -> None:
     draw = torch.Generator().manual_seed(layer.spec.k)
+    who = f"kernels {kernels.name!r}"
     for dtype in DType:
         x = torch.randn((rows, layer.spec.k), generator=draw).to(to_torch(dtype))
         y = kernels.linear(layer, x, dtype)
-        expected = (rows, layer.spec.n)
-        if tuple(y.shape) != expected or y.dtype != x.dtype:
-            raise SelfTestError(
-                f"kernels {kernels.name!r} on layer {layer.spec.name!r} ({layer.spec.shape}) "
-                f"returned {y.dtype} {list(y.shape)}; expected {x.dtype} {list(expected)}"
-            )
+        check_form(who, layer, x, y)
         for begin in range(0, layer.spec.n, SLAB_FEATURES):
             end = min(begin + SLAB_FEATURES, layer.spec.n)
-            _compare(kernels, layer, x, y, begin=begin, end=end)
+            compare_features(who, layer, x, y, begin=begin, end=end)
 
 
-def _compare(
-    kernels: Kernels,
+def check_form(who: str, layer: QuantizedLinear, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Raise SelfTestError unless y has the shape and dtype that belong to x."""
+    expected = (len(x), layer.spec.n)
+    if tuple(y.shape) != expected or y.dtype != x.dtype:
+        raise SelfTestError(
+            f"{who} on layer {layer.spec.name!r} ({layer.spec.shape}) "
+            f"returned {y.dtype} {list(y.shape)}; expected {x.dtype} {list(expected)}"
+        )
+
+
+def compare_features(
+    who: str,
     layer: QuantizedLinear,
     x: torch.Tensor,
     y: torch.Tensor,
@@ -90,10 +97,23 @@ def _compare(
     begin: int,
     end: int,
 ) -> None:
-    """Compare output features `begin` to `end` of y with the reference."""
+    """Compare output features `begin` to `end` of y with the reference, where they lie.
+
+    Args:
+        who: what computed, for the message.
+        layer: on the device of x and y.
+        x: activations.
+        y: all of the result.
+        begin: a multiple of 64.
+        end: at most n.
+
+    Raises:
+        SelfTestError: y is further off than rounding explains.
+    """
     spec, dtype = layer.spec, from_torch(x.dtype)
     slab = layer.features(begin, end)
-    weight = reference.dequantize(slab)
+    with x.device:  # what the reference makes is made there
+        weight = reference.dequantize(slab)
     # float32 activations are rounded to the layer's compute dtype before anything else.
     compute = spec.compute_dtype if dtype is DType.F32 else dtype
     seen = x.to(to_torch(compute)).float()
@@ -109,7 +129,7 @@ def _compare(
     if wrong.any():
         row, column = (int(index) for index in wrong.nonzero()[0])
         raise SelfTestError(
-            f"kernels {kernels.name!r} disagree with the reference on layer {spec.name!r} "
+            f"{who} disagree with the reference on layer {spec.name!r} "
             f"({spec.shape}, {dtype.text}): y[{row}, {begin + column}] is "
             f"{float(actual[row, column]):g}, expected {float(exact[row, column]):g} within "
             f"{float(tolerance[row, column]):g}; {int(wrong.sum())} of {wrong.numel()} are off"

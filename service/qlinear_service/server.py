@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
@@ -20,21 +21,21 @@ from prometheus_client import CollectorRegistry
 
 from qlinear_service import __version__
 from qlinear_service.batcher import Batcher
-from qlinear_service.batching import Batch, WorkItem, WorkQueue
+from qlinear_service.batching import WorkItem, WorkQueue
 from qlinear_service.calls import Serving
 from qlinear_service.channel import MAX_STREAM_AGE_SECONDS, channel_options
 from qlinear_service.config import ServiceConfig
-from qlinear_service.engine import Engine, WorkerThread
-from qlinear_service.errors import ConfigError, Unavailable
+from qlinear_service.engine import BatchRunner, CpuRunner, Engine, WorkerThread
+from qlinear_service.errors import ConfigError, EngineLost, OutOfDeviceMemory, Unavailable
+from qlinear_service.gpu.engine import STAGES, GpuEngine
 from qlinear_service.handlers import SERVICE, Handlers
 from qlinear_service.health import Health
 from qlinear_service.lifecycle import Lifecycle, Phase
-from qlinear_service.loading import Loaded
+from qlinear_service.loaded import Loaded
 from qlinear_service.measured import Load
 from qlinear_service.metrics import Metrics
 from qlinear_service.metrics_server import serve_metrics
 from qlinear_service.process import collect_rarely
-from qlinear_service.results import BatchResult
 from qlinear_service.servicer import LinearServicer
 from qlinear_service.signals import stop_on_signals
 from qlinear_service.slots import Slab
@@ -84,6 +85,7 @@ class Server:
         self._stop_loading = threading.Event()
         self._grpc_server: grpc.aio.Server | None = None
         self._batcher: Batcher | None = None
+        self._runner: BatchRunner | None = None
         self.batch_loop: asyncio.Task[None] | None = None
         """Runs as long as the server serves; if it ends by itself, the engine is gone."""
 
@@ -140,17 +142,7 @@ class Server:
         limits = self._config.limits
         clock = asyncio.get_running_loop().time
         slab = Slab(capacity_bytes=limits.max_queue_bytes, largest_bytes=limits.largest_slot_bytes)
-        engine = Engine(
-            kernels=loaded.kernels,
-            registry=loaded.registry,
-            slab=slab,
-            roofline=loaded.roofline if loaded.kernels.name == "cpu" else None,
-        )
-
-        async def run_batch(batch: Batch) -> BatchResult:
-            if engine.is_quick(batch):
-                return engine.run(batch)
-            return await self._worker.run(engine.run, batch)
+        self._runner = runner = self._new_runner(loaded, slab)
 
         def release(item: WorkItem) -> None:
             slab.release(item.slot)
@@ -170,9 +162,15 @@ class Server:
                 inflight_bytes=lambda: slab.used_bytes,
                 queue_limit_bytes=limits.max_queue_bytes,
             ),
+            gauges=loaded.gauges,
         )
         self._batcher = Batcher(
-            queue=queue, run_batch=run_batch, release=release, clock=clock, metrics=self.metrics
+            queue=queue,
+            run_batch=runner.run,
+            release=release,
+            clock=clock,
+            metrics=self.metrics,
+            most_running=runner.most_in_flight,
         )
         self.batch_loop = asyncio.create_task(self._batcher.run(), name="batch loop")
         transport = LocalTransport(
@@ -187,8 +185,24 @@ class Server:
             )
         )
 
+    def _new_runner(self, loaded: Loaded, slab: Slab) -> BatchRunner:
+        """Return what computes batches where the layers are."""
+        registry = loaded.registry
+        if loaded.gpu is None:
+            # What a path needs that dequantizes a layer at each call, the floor does not tell.
+            roofline = loaded.roofline if loaded.kernels.name == "cpu" else None
+            engine = Engine(kernels=loaded.kernels, registry=registry, slab=slab, roofline=roofline)
+            return CpuRunner(engine, self._worker)
+        stages = self._config.batching.max_batches_in_flight or STAGES
+        try:
+            return GpuEngine(device=loaded.gpu, registry=registry, slab=slab, stages=stages)
+        except RuntimeError as error:
+            raise OutOfDeviceMemory(
+                f"no room for the buffers of {stages} batches: {error}"
+            ) from None
+
     async def drain(self) -> bool:
-        """Stop in order; return whether the engine's thread has ended too.
+        """Stop in order; return whether the engine's threads have ended too.
 
         Calls that are in finish within the grace period; what is left then gets UNAVAILABLE.
         """
@@ -200,11 +214,11 @@ class Server:
         self._lifecycle.begin_drain()
         return await self._finish(timing.grace_seconds)
 
-    async def abandon(self) -> None:
-        """Stop at once: nothing more can be computed."""
+    async def abandon(self) -> bool:
+        """Stop at once: nothing more can be computed. Returns what `drain` does."""
         await self._health.not_ready()
         self._lifecycle.begin_drain()
-        await self._finish(0)
+        return await self._finish(0)
 
     async def _finish(self, grace_seconds: float) -> bool:
         self._stop_loading.set()
@@ -225,7 +239,8 @@ class Server:
             self.batch_loop.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await self.batch_loop
-        ended = self._worker.stop(LAST_WORDS_SECONDS)
+        ended = self._runner is None or self._runner.stop(LAST_WORDS_SECONDS)
+        ended = self._worker.stop(LAST_WORDS_SECONDS) and ended
         logger.info("stopped engine_ended=%s", str(ended).lower())
         return ended
 
@@ -267,12 +282,18 @@ async def _run(
         announce_ready()
         await asyncio.wait({stopping, server.batch_loop}, return_when=asyncio.FIRST_COMPLETED)
         if not stop.is_set():
-            logger.error("engine_gone", exc_info=server.batch_loop.exception())
-            await server.abandon()
+            error = server.batch_loop.exception()
+            logger.error("engine_gone", exc_info=error)
+            if not await server.abandon() or isinstance(error, EngineLost):
+                _leave(1)  # not through what torch does at exit on a device that is gone
             return 1
     loading.cancel()
     if not await server.drain():
-        # A computation that does not end: leave without it, as its thread is nobody's to stop.
-        logging.shutdown()
-        os._exit(0)
+        _leave(0)
     return 0
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process without what does not end: a thread in a computation is nobody's to stop."""
+    logging.shutdown()
+    os._exit(code)

@@ -27,14 +27,24 @@ FLOORS: list[set[str]] = [
     | {"kernels.build", "kernels.build_cuda", "kernels.cuda_library", "kernels.resources"}
     | {"kernels.architectures", "kernels.driver", "kernels.nvcc"}
     | {"kernels.ninja", "kernels.library_cache"},
-    {"config", "config_sources", "layers", "kernels.torch_types", "tracing"}
+    {"config", "config_fields", "config_sources", "layers", "kernels.torch_types", "tracing"}
     | {"metrics", "measured", "metric_families", "bandwidth", "roofline"},
     {"kernels"},
-    {"wire", "codec", "batching", "pending", "batcher", "results", "slots", "transport"}
+    {
+        "wire",
+        "codec",
+        "batching",
+        "pending",
+        "batcher",
+        "in_flight",
+        "results",
+        "slots",
+        "transport",
+    }
     | {"packed", "packed_metadata", "checkpoints"},
     {"servicer", "handlers", "engine", "health", "lifecycle", "channel"}
     | {"streaming", "stream_call", "stream_reader", "calls", "statuses"}
-    | {"metrics_page", "metrics_server", "probe", "signals"}
+    | {"metrics_page", "metrics_server", "probe", "signals", "gpu", "loaded"}
     | {"selftest", "sample_layers", "diagnosis", "models", "loading", "loadgen"},
     {"server"},
     {"commands"},

@@ -161,7 +161,10 @@ def test_a_group_names_the_value_and_the_rule() -> None:
     for device in ("cuda", "cuda:", "cuda:x", "cpu:0", ""):
         with pytest.raises(ConfigError, match="expected cpu or cuda:N"):
             KernelConfig(device=device)
-    assert KernelConfig(device="cuda:3").device == "cuda:3"
+    assert KernelConfig(device="cuda:3").cuda_ordinal == 3
+    assert KernelConfig().cuda_ordinal is None
+    with pytest.raises(ConfigError, match=r"torch_only: is true, .* for the CPU"):
+        KernelConfig(device="cuda:0", torch_only=True)
 
 
 def test_the_largest_slot_holds_the_larger_of_request_and_response() -> None:
@@ -209,4 +212,5 @@ def test_cuda_is_refused_and_never_replaced(
     assert cli.main(["serve", "anything", "--device", "cuda:0"]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "device is cuda:0, and this version has no CUDA kernels; expected cpu" in captured.err
+    assert "device is cuda:0, and there is no NVIDIA driver" in captured.err
+    assert "serve with --device cpu" in captured.err

@@ -1,5 +1,6 @@
 """qlinear doctor on the driver, GPUs, torch and GPU kernels, with all of them made up."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,10 +10,9 @@ import torch
 from doctor_harness import Doctor, runner, states, text
 
 from qlinear_service.diagnosis import gpu, gpu_self_test, host
-from qlinear_service.dtypes import DType
+from qlinear_service.diagnosis.gpu_self_test import tested_kinds as real_tested_kinds
 from qlinear_service.errors import SelfTestError
 from qlinear_service.kernels import cuda_abi, cuda_library
-from qlinear_service.kernels.backends import TorchKernels
 from qlinear_service.kernels.build_cuda import LibraryRecord
 from qlinear_service.kernels.driver import Driver, Gpu
 from qlinear_service.kernels.ninja import ToolMissing
@@ -152,25 +152,23 @@ def test_the_library_is_looked_for_with_the_gpus_that_it_can_be_for(
     assert asked == [["90a"]]
 
 
-def test_gpu_kernels_are_tested_with_layers_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Fake(TorchKernels):
+def test_gpu_kernels_are_tested_with_sample_layers_on_the_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Fake:
         """Stands in for CudaKernels: its layers must have been moved."""
 
-        device = torch.device("cpu")
-
         def __init__(self, path: Path, *, device: int) -> None:
-            assert device == 3
-            self.moved: list[QuantizedLinear] = []
+            assert (path, device) == (Path("lib.so"), 3)
 
-        def to_device(self, layer: QuantizedLinear) -> QuantizedLinear:
-            self.moved.append(layer)
-            return layer
+        def to_device(self, layer: QuantizedLinear) -> str:
+            return f"moved {layer.spec.module}"
 
-        def linear(
-            self, layer: QuantizedLinear, x: torch.Tensor, output_dtype: DType
-        ) -> torch.Tensor:
-            assert layer in self.moved
-            return super().linear(layer, x, output_dtype)
+    def run(kernels: Any, layers: Iterable[str]) -> int:
+        assert isinstance(kernels, Fake)
+        assert list(layers) == [f"moved layer{number}" for number in range(16)]
+        return 48
 
     monkeypatch.setattr(gpu_self_test, "CudaKernels", Fake)
-    assert gpu_self_test.tested_kinds(Path("lib.so"), 3) == 16
+    monkeypatch.setattr(gpu_self_test, "run_gpu_self_test", run)
+    assert real_tested_kinds(Path("lib.so"), 3) == 48

@@ -58,7 +58,7 @@ def compute(metrics: Metrics, layer: str, rows: int, seconds: float = 1e-3) -> N
         requests=1,
         x_itemsize=2,
         y_itemsize=4,
-        gather_seconds=1e-5,
+        transfers=[("gather", 10_000)],
         kernel_seconds=seconds,
     )
 

@@ -11,7 +11,7 @@ import platform
 import sys
 
 from qlinear_service import __version__
-from qlinear_service.config import ServerConfig
+from qlinear_service.config import AUTO, ServerConfig
 from qlinear_service.config_sources import resolve
 from qlinear_service.diagnosis.finding import Finding, State
 from qlinear_service.errors import ConfigError, QlinearError
@@ -26,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what the server would be started with, and the flags of --health."""
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     parser.add_argument("--config", metavar="FILE", help="the server's TOML file")
-    parser.add_argument("--device", help="the device that is to compute: cpu, or cuda:N [cpu]")
+    parser.add_argument(
+        "--device", help="the device that is to compute: cpu, cuda:N, or auto [auto]"
+    )
     parser.add_argument("--cache-dir", metavar="DIR", help="the folder of built kernels")
     health = parser.add_argument_group("health of a running server")
     health.add_argument(
@@ -60,21 +62,25 @@ def run(args: argparse.Namespace) -> int:
     # Not before they are needed: --health is to be quick.
     from qlinear_service.diagnosis.gpu import gpu_findings
     from qlinear_service.diagnosis.host import host_findings
+    from qlinear_service.gpu.choice import choose_device
 
+    kernels = config.kernels
+    if kernels.device == AUTO:  # a device that is named is examined, whatever it lacks
+        kernels = choose_device(kernels).config
     findings = []
     for examine in (host_findings, gpu_findings):
-        for finding in examine(config.kernels):
+        for finding in examine(kernels):
             findings.append(finding)
             if not args.json:  # at once: building kernels takes a while
                 print(f"{finding.state.value:<5}  {finding.name:<13}  {finding.text}", flush=True)
     faults = [finding for finding in findings if finding.state is State.FAULT]
     if args.json:
-        print(json.dumps(_described(findings, config.kernels.device), indent=2))
+        print(json.dumps(_described(findings, kernels.device), indent=2))
     elif faults:
         names = ", ".join(finding.name for finding in faults)
-        print(f"qlinear {__version__} cannot serve on {config.kernels.device}: {names}")
+        print(f"qlinear {__version__} cannot serve on {kernels.device}: {names}")
     else:
-        print(f"qlinear {__version__} can serve on {config.kernels.device}")
+        print(f"qlinear {__version__} can serve on {kernels.device}")
     return 1 if faults else 0
 
 

@@ -6,7 +6,9 @@ import functools
 import logging
 import os
 import sys
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from qlinear_service.config import ServiceConfig
@@ -18,9 +20,12 @@ from qlinear_service.config_sources import (
     resolve,
 )
 from qlinear_service.errors import ConfigError
+from qlinear_service.log_values import quoted
 from qlinear_service.process import tune_process
 
 __all__ = ["add_arguments", "run"]
+
+logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,11 +67,19 @@ def _serve(path: Path, config: ServiceConfig) -> int:
     tune_process(os.environ)
     # gRPC's core writes lines of its own form to stderr; what matters arrives as an error here.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from qlinear_service.loading import check_device, load
+    from qlinear_service.gpu.choice import choose_device
+    from qlinear_service.loading import Loaded, load
     from qlinear_service.server import serve
 
-    check_device(config.kernels)
-    loader = functools.partial(load, path, config.kernels)
+    choice = choose_device(config.kernels)
+
+    def loader(stop: threading.Event) -> Loaded:
+        level = logging.WARNING if choice.gpu_unused else logging.INFO
+        device = choice.config.device
+        logger.log(level, "device name=%s why=%s", device, quoted(choice.why))
+        return load(path, choice.config, stop)
+
+    config = replace(config, kernels=choice.config)
     return asyncio.run(serve(config, loader, functools.partial(print, flush=True)))
 
 

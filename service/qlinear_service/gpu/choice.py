@@ -1,0 +1,100 @@
+"""Which device computes, and why: what was asked for, or what this machine has.
+
+Asks the driver and looks for a library; starts no GPU and builds nothing.
+"""
+
+from dataclasses import dataclass, replace
+
+from qlinear_service.config import AUTO, KernelConfig
+from qlinear_service.errors import ConfigError
+from qlinear_service.kernels.architectures import ARCHITECTURES, architecture_of
+from qlinear_service.kernels.cuda_library import find_cuda_library
+from qlinear_service.kernels.driver import Driver, Gpu, ask_driver
+
+__all__ = ["Choice", "architecture_for", "choose_device"]
+
+INSTEAD = "serve with --device cpu, or run qlinear doctor"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The device and the reason for it."""
+
+    config: KernelConfig
+    """With a device that is cpu or cuda:N."""
+    why: str
+    """One clause for people."""
+    gpu_unused: bool = False
+    """There is a GPU, nobody asked for the CPU, and yet the CPU computes."""
+
+
+def choose_device(config: KernelConfig) -> Choice:
+    """Return where to compute.
+
+    Raises:
+        ConfigError: a GPU is asked for by its number, and there is none, or none that is supported.
+    """
+    if config.device == "cpu":
+        return Choice(config=config, why="it was asked for")
+    if config.device != AUTO:
+        architecture_for(config)
+        return Choice(config=config, why="it was asked for")
+    on_cpu = replace(config, device="cpu")
+    if config.torch_only:
+        return Choice(config=on_cpu, why="torch_only is for the CPU")
+    driver = ask_driver()
+    if driver.problem or not driver.gpus:
+        return Choice(config=on_cpu, why=driver.problem or "the driver shows no GPU")
+    gpu = driver.gpus[0]
+    problem = _problem_of(gpu, config)
+    if problem:
+        return Choice(config=on_cpu, why=f"{gpu.name} is there, but {problem}", gpu_unused=True)
+    return Choice(config=replace(config, device="cuda:0"), why=f"{gpu.name} is there")
+
+
+def architecture_for(config: KernelConfig) -> str:
+    """Return the architecture of the GPU that is asked for, as kernels are built for it.
+
+    Raises:
+        ConfigError: there is no such GPU, or no kernels for it.
+    """
+    driver, ordinal = ask_driver(), config.cuda_ordinal
+    asked = f"device is {config.device}, and"
+    if driver.problem:
+        raise ConfigError(f"{asked} {driver.problem}; {INSTEAD}")
+    if ordinal is None or ordinal >= len(driver.gpus):
+        raise ConfigError(f"{asked} the driver shows {_listed(driver)}; {INSTEAD}")
+    gpu = driver.gpus[ordinal]
+    architecture = architecture_of(gpu.major, gpu.minor)
+    if architecture is None:
+        raise ConfigError(f"{asked} {_unsupported(gpu)}; {INSTEAD}")
+    return architecture
+
+
+def _problem_of(gpu: Gpu, config: KernelConfig) -> str:
+    """Return why the GPU cannot be used as things are; "" if it can."""
+    architecture = architecture_of(gpu.major, gpu.minor)
+    if architecture is None:
+        return _unsupported(gpu)
+    library, why_not = find_cuda_library(config.cache_dir, (architecture,))
+    if library is None:
+        return f"its kernels are not: {why_not}; --device cuda:0 builds them where nvcc is"
+    try:
+        import torch  # late: takes a second, and nobody without a GPU comes here
+    except ImportError as error:
+        return f"torch cannot be imported: {error}"
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} cannot use it; a GPU needs a build of torch for CUDA"
+    return ""
+
+
+def _unsupported(gpu: Gpu) -> str:
+    return (
+        f"{gpu.name} has compute capability {gpu.major}.{gpu.minor}, for which there are no "
+        f"kernels (there are some for {', '.join(ARCHITECTURES)})"
+    )
+
+
+def _listed(driver: Driver) -> str:
+    names = ", ".join(f"cuda:{gpu.ordinal} {gpu.name}" for gpu in driver.gpus)
+    return names or "no GPU"

@@ -1,0 +1,181 @@
+"""One GPU as the engine uses it: three streams side by side, and events between them.
+
+Copies to the device, products and copies back each have a stream, so that those of different
+batches overlap; what belongs to one batch is held in order by events. Every call but `wait` and
+`settle` returns before the GPU has done it. Never waits for the whole device.
+"""
+
+import os
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from qlinear_service.dtypes import DType
+from qlinear_service.errors import EngineLost
+from qlinear_service.gpu.probe import pair_seconds
+from qlinear_service.kernels.cuda import CudaKernels, DeviceLost
+from qlinear_service.layers import QuantizedLinear
+
+__all__ = ["CudaStreams", "Device", "Marks", "Times"]
+
+SHORTEST_NANOSECONDS = 500
+"""What events can tell apart. A kernel that came out shorter after the cost of the pair was taken
+off has the cost to thank, not its speed."""
+
+CORES_TO_SPIN = 4
+"""With so many cores the thread that waits for a batch may keep one busy: it notices the end some
+20 microseconds sooner than one that is woken up."""
+
+
+class Times(NamedTuple):
+    """What one batch took on the device, each in nanoseconds."""
+
+    to_device: int
+    kernel: int
+    from_device: int
+
+
+class Device(Protocol):
+    """What the engine asks of a device; tests have one that is made of threads.
+
+    `marks` are the events of one batch in flight, used again by the next one in its place.
+    """
+
+    def host_memory(self, nbytes: int) -> torch.Tensor:
+        """Return uint8 [nbytes] of host memory that the device can copy from and to."""
+
+    def device_memory(self, nbytes: int) -> torch.Tensor:
+        """Return uint8 [nbytes] of the device's memory.
+
+        Raises:
+            RuntimeError: there is none.
+        """
+
+    def new_marks(self) -> Any:
+        """Return the events of one batch in flight."""
+
+    def copy_in(self, host: torch.Tensor, device: torch.Tensor, marks: Any) -> None:
+        """Copy to the device, once what was asked for before has been copied."""
+
+    def multiply(
+        self, layer: QuantizedLinear, x: torch.Tensor, y: torch.Tensor, dtype: DType, marks: Any
+    ) -> None:
+        """Compute y = x W^T + b after the copy of x; `dtype` is that of y."""
+
+    def copy_out(self, device: torch.Tensor, host: torch.Tensor, marks: Any) -> None:
+        """Copy to the host after the product."""
+
+    def wait(self, marks: Any) -> None:
+        """Wait until the copy to the host has ended; other threads run on meanwhile."""
+
+    def times(self, marks: Any) -> Times:
+        """Return what a batch took that has been waited for."""
+
+    def settle(self) -> None:
+        """Wait until nothing that was asked for touches memory any more."""
+
+    def explained(self, error: BaseException) -> BaseException:
+        """Return what to tell of an error: EngineLost if the device is gone, else itself."""
+
+
+class Marks:
+    """Events before and after each of the three steps of a batch."""
+
+    __slots__ = ("in_start", "in_stop", "kernel", "out_start", "out_stop")
+
+    def __init__(self, *, blocking: bool) -> None:
+        self.in_start, self.in_stop, first, second, self.out_start = (_event() for _ in range(5))
+        self.kernel = (first, second)
+        self.out_stop = _event(blocking=blocking)
+
+
+class CudaStreams:
+    """A real GPU.
+
+    Args:
+        kernels: on that GPU.
+    """
+
+    def __init__(self, kernels: CudaKernels) -> None:
+        self.kernels = kernels
+        self.device = kernels.device
+        self._in, self._compute, self._out = (_stream(self.device) for _ in range(3))
+        kernels.prepare(self._compute)
+        self.pair_nanoseconds = round(pair_seconds(kernels, self._compute) * 1e9)
+        """What a pair of events measures around a kernel that does nothing."""
+        self._blocking = len(os.sched_getaffinity(0)) < CORES_TO_SPIN
+
+    def host_memory(self, nbytes: int) -> torch.Tensor:
+        """Return pinned memory."""
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    def device_memory(self, nbytes: int) -> torch.Tensor:
+        """Return memory of the GPU; whoever lets go of it has waited for all that used it."""
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+
+    def new_marks(self) -> Marks:
+        """Return the events of one batch in flight."""
+        return Marks(blocking=self._blocking)
+
+    def copy_in(self, host: torch.Tensor, device: torch.Tensor, marks: Marks) -> None:
+        """Copy to the GPU on the stream for that."""
+        with torch.cuda.stream(self._in):
+            marks.in_start.record(self._in)
+            device.copy_(host, non_blocking=True)
+            marks.in_stop.record(self._in)
+
+    def multiply(
+        self, layer: QuantizedLinear, x: torch.Tensor, y: torch.Tensor, dtype: DType, marks: Marks
+    ) -> None:
+        """Launch the product; its events are recorded by the same call of the library."""
+        self._compute.wait_event(marks.in_stop)
+        self.kernels.linear(layer, x, dtype, out=y, stream=self._compute, events=marks.kernel)
+
+    def copy_out(self, device: torch.Tensor, host: torch.Tensor, marks: Marks) -> None:
+        """Copy from the GPU on the stream for that."""
+        self._out.wait_event(marks.kernel[1])
+        with torch.cuda.stream(self._out):
+            marks.out_start.record(self._out)
+            host.copy_(device, non_blocking=True)
+            marks.out_stop.record(self._out)
+
+    def wait(self, marks: Marks) -> None:
+        """Wait for the last event of a batch, without the interpreter lock."""
+        marks.out_stop.synchronize()
+
+    def times(self, marks: Marks) -> Times:
+        """Return the times between events; of the product without the cost of the pair."""
+        before, after = marks.kernel
+        kernel = _nanoseconds(before, after) - self.pair_nanoseconds
+        return Times(
+            to_device=_nanoseconds(marks.in_start, marks.in_stop),
+            kernel=max(kernel, SHORTEST_NANOSECONDS),
+            from_device=_nanoseconds(marks.out_start, marks.out_stop),
+        )
+
+    def settle(self) -> None:
+        """Wait for the three streams, and for the current one, on which workspaces are cleared."""
+        for stream in (self._in, self._compute, self._out):
+            stream.synchronize()
+        torch.cuda.current_stream(self.device).synchronize()
+
+    def explained(self, error: BaseException) -> BaseException:
+        """Return EngineLost for an error after which the GPU does not even run an empty kernel."""
+        lost = isinstance(error, DeviceLost) or (
+            isinstance(error, RuntimeError)
+            and not isinstance(error, torch.OutOfMemoryError)
+            and self.kernels.runtime.is_lost()
+        )
+        return EngineLost(f"{self.device} is lost: {error}") if lost else error
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _event(*, blocking: bool = False) -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True, blocking=blocking)  # type: ignore[no-untyped-call]
+
+
+def _nanoseconds(before: torch.cuda.Event, after: torch.cuda.Event) -> int:
+    return int(1e6 * before.elapsed_time(after))

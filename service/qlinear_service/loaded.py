@@ -1,0 +1,25 @@
+"""What loading hands to the server: layers, kernels, and what was measured of the machine."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from qlinear_service.gpu.streams import Device
+from qlinear_service.kernels.backends import Kernels
+from qlinear_service.layers import LayerRegistry
+from qlinear_service.roofline import Roofline
+
+__all__ = ["Loaded"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What the server needs to compute."""
+
+    registry: LayerRegistry
+    kernels: Kernels
+    roofline: Roofline | None = None
+    """What this machine was measured to do, where that was asked for."""
+    gpu: Device | None = None
+    """Where the layers are; None is the host's memory."""
+    gauges: Callable[[], Mapping[str, float]] | None = None
+    """What the GPU says of itself, by the names of metrics."""

@@ -1,0 +1,155 @@
+"""A device made of three threads, one for each stream, with the interface of the real one.
+
+What passes between them is real memory, so that a slot or a stage that is given back too early
+shows in the results. Every step can be held, broken and watched.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+
+import torch
+
+from qlinear_service.dtypes import DType
+from qlinear_service.errors import EngineLost
+from qlinear_service.gpu.streams import Times
+from qlinear_service.kernels import reference
+from qlinear_service.layers import QuantizedLinear
+
+WAIT_SECONDS = 5.0
+STEPS = ("copy_in", "kernel", "copy_out")
+
+
+class Marks:
+    """Whether each step of a batch has ended, and what went wrong in one."""
+
+    def __init__(self) -> None:
+        self.ended = {step: threading.Event() for step in STEPS}
+        self.error: BaseException | None = None
+
+
+class Lost(RuntimeError):
+    """What this device raises for everything once it is lost."""
+
+
+class FakeGpu:
+    """Three streams; a step runs when its gate is open."""
+
+    def __init__(self) -> None:
+        self.gates = {step: threading.Event() for step in STEPS}
+        self.log: list[str] = []
+        """Each step as it begins, "kernel begins", and as it ends, "kernel"."""
+        self.allocated: list[int] = []
+        """Bytes of each piece of device memory that was handed out."""
+        self.memory_bytes = 1 << 40
+        self.lost = False
+        self.refuses: Callable[[int], str] = lambda rows: ""
+        """Says why a product of so many rows cannot be launched; "" if it can."""
+        self.faults: Callable[[torch.Tensor], str] = lambda x: ""
+        """Says what goes wrong while x is multiplied; "" if nothing does."""
+        self._entered = threading.Condition()
+        self._queues: dict[str, queue.SimpleQueue[Callable[[], None]]] = {}
+        for step in STEPS:
+            self.gates[step].set()
+            self._queues[step] = queue.SimpleQueue()
+            threading.Thread(target=self._stream, args=(step,), daemon=True).start()
+
+    def _stream(self, step: str) -> None:
+        jobs = self._queues[step]
+        while True:
+            jobs.get()()
+
+    def _run(self, step: str, marks: Marks, after: str, work: Callable[[], None]) -> None:
+        marks.ended[step].clear()
+
+        def job() -> None:
+            if after:
+                assert marks.ended[after].wait(WAIT_SECONDS)
+            with self._entered:
+                self.log.append(f"{step} begins")
+                self._entered.notify_all()
+            assert self.gates[step].wait(WAIT_SECONDS), "the test forgot to open the gate"
+            try:
+                work()
+            except BaseException as error:
+                marks.error = error
+            with self._entered:
+                self.log.append(step)
+                self._entered.notify_all()
+            marks.ended[step].set()
+
+        self._queues[step].put(job)
+
+    def until(self, step: str, count: int) -> None:
+        """Wait until a step has been logged so often: "kernel begins", "copy_out" and so on."""
+        with self._entered:
+            assert self._entered.wait_for(lambda: self.count(step) >= count, WAIT_SECONDS)
+
+    def count(self, step: str) -> int:
+        return self.log.count(step)
+
+    def _alive(self) -> None:
+        if self.lost:
+            raise Lost("an illegal memory access was encountered")
+
+    def host_memory(self, nbytes: int) -> torch.Tensor:
+        return torch.full((nbytes,), 0xEE, dtype=torch.uint8)
+
+    def device_memory(self, nbytes: int) -> torch.Tensor:
+        self._alive()
+        if sum(self.allocated) + nbytes > self.memory_bytes:
+            raise torch.OutOfMemoryError(f"out of memory: {nbytes} bytes")
+        self.allocated.append(nbytes)
+        return torch.full((nbytes,), 0xDD, dtype=torch.uint8)
+
+    def new_marks(self) -> Marks:
+        return Marks()
+
+    def copy_in(self, host: torch.Tensor, device: torch.Tensor, marks: Marks) -> None:
+        self._alive()
+        marks.error = None
+        self._run("copy_in", marks, "", lambda: device.copy_(host))
+
+    def multiply(
+        self, layer: QuantizedLinear, x: torch.Tensor, y: torch.Tensor, dtype: DType, marks: Marks
+    ) -> None:
+        self._alive()
+        problem = self.refuses(len(x))
+        if problem:
+            raise RuntimeError(problem)
+
+        def work() -> None:
+            fault = self.faults(x)
+            if fault:
+                raise RuntimeError(fault)
+            y.copy_(reference.linear(layer, x, output_dtype=dtype))
+
+        self._run("kernel", marks, "copy_in", work)
+
+    def copy_out(self, device: torch.Tensor, host: torch.Tensor, marks: Marks) -> None:
+        self._alive()
+        self._run("copy_out", marks, "kernel", lambda: host.copy_(device))
+
+    def wait(self, marks: Marks) -> None:
+        assert marks.ended["copy_out"].wait(WAIT_SECONDS)
+        self._alive()
+        if marks.error is not None:
+            raise marks.error
+
+    def times(self, marks: Marks) -> Times:
+        return Times(to_device=1000, kernel=5000, from_device=2000)
+
+    def settle(self) -> None:
+        for step in STEPS:
+            done = threading.Event()
+            self._queues[step].put(done.set)
+            assert done.wait(WAIT_SECONDS)
+        self._alive()
+
+    def explained(self, error: BaseException) -> BaseException:
+        return EngineLost(str(error)) if self.lost else error
+
+
+def open_gates(gpu: FakeGpu) -> None:
+    for gate in gpu.gates.values():
+        gate.set()

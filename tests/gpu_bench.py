@@ -1,0 +1,104 @@
+"""An engine on a fake GPU, with a slab below it and a batcher in front of it."""
+
+import asyncio
+import itertools
+
+import torch
+from fake_gpu import FakeGpu
+from measured_layers import metrics_of
+from random_layers import random_layer
+
+from qlinear_service.batcher import Batcher
+from qlinear_service.batching import Batch, BatchKey, Part, WorkItem, WorkQueue
+from qlinear_service.dtypes import DType
+from qlinear_service.gpu.engine import GpuEngine
+from qlinear_service.kernels import reference
+from qlinear_service.kernels.packing import pack
+from qlinear_service.kernels.torch_types import to_torch
+from qlinear_service.layers import LayerRegistry
+from qlinear_service.results import Answer, Outcome
+from qlinear_service.slots import Slab
+
+K, N = 40, 24
+LAYER = pack(random_layer(n=N, k=K, group_size=32, bias=True))
+NAME = LAYER.spec.name
+ORDERED = pack(random_layer(n=N, k=K, group_size=32, permuted=True, module="ordered"))
+STAGES = 2
+
+
+class Bench:
+    """An engine over a fake GPU, its slab, and a batcher in front of it."""
+
+    def __init__(self, stages: int = STAGES) -> None:
+        self.gpu = FakeGpu()
+        self.slab = Slab(capacity_bytes=1 << 26, largest_bytes=1 << 22)
+        self.numbers = itertools.count(1)
+        self.engine = GpuEngine(
+            device=self.gpu,
+            registry=LayerRegistry([LAYER, ORDERED]),
+            slab=self.slab,
+            stages=stages,
+        )
+        self.released: list[int] = []
+        self.metrics = metrics_of()
+        self.metrics.layers = {layer.spec.name: layer for layer in (LAYER, ORDERED)}
+        self.batcher = Batcher(
+            queue=WorkQueue(max_batch_rows=64, max_queue_rows=1 << 20, max_age_seconds=60),
+            run_batch=self.engine.run,
+            release=self.release,
+            clock=asyncio.get_running_loop().time,
+            metrics=self.metrics,
+            most_running=self.engine.most_in_flight,
+        )
+        self.task = asyncio.create_task(self.batcher.run())
+
+    def release(self, item: WorkItem) -> None:
+        self.released.append(item.sequence)
+        # Whoever gets the memory next writes into it at once.
+        self.slab.view(item.slot)[:] = b"\xff" * len(self.slab.view(item.slot))
+        self.slab.release(item.slot)
+
+    def item(self, x: torch.Tensor, name: str = NAME, output: DType = DType.F16) -> WorkItem:
+        data = x.contiguous().view(torch.uint8).numpy().tobytes()
+        slot = self.slab.acquire(len(data))
+        self.slab.view(slot)[: len(data)] = data
+        x_dtype = next(dtype for dtype in DType if to_torch(dtype) == x.dtype)
+        return WorkItem(
+            sequence=next(self.numbers),
+            key=BatchKey(name, x_dtype, output),
+            rows=len(x),
+            slot=slot,
+            nbytes=len(data),
+            enqueued_at=asyncio.get_running_loop().time(),
+        )
+
+    def call(self, x: torch.Tensor, name: str = NAME) -> asyncio.Future[list[Outcome]]:
+        future: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
+
+        def settle(answer: Answer) -> None:
+            if isinstance(answer, list):
+                future.set_result(answer)
+            else:
+                future.set_exception(answer)
+
+        self.batcher.submit([self.item(x, name)], settle)
+        return future
+
+    async def reached(self, step: str, count: int) -> None:
+        await asyncio.to_thread(self.gpu.until, step, count)
+
+
+def rows(seed: int, count: int = 1, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn((count, K), generator=draw).to(dtype)
+
+
+def check(outcome: Outcome, x: torch.Tensor, name: str = NAME) -> None:
+    layer = LAYER if name == NAME else ORDERED
+    y = torch.frombuffer(bytearray(b"".join(outcome.pieces)), dtype=torch.float16).view(-1, N)
+    assert torch.equal(y, reference.linear(layer, x, output_dtype=DType.F16))
+
+
+def batch_of(*items: WorkItem) -> Batch:
+    parts = tuple(Part(item, 0, item.rows) for item in items)
+    return Batch(items[0].key, parts, sum(item.rows for item in items))
