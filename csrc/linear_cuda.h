@@ -37,13 +37,14 @@ typedef struct ql_cuda_plan {
   int32_t warps_n;       // warps of a thread block side by side along n, 32 columns each, or 16
                          // where token_blocks is 16
   int32_t warps_k;       // groups of such warps that share out the k steps of a tile
-  int32_t stages;        // steps that each warp's ring holds, 2 to 4
+  int32_t stages;        // steps that each warp's ring holds, 2 to 4, or with copy_warp 2 to 8
   int32_t ctas;          // thread blocks
   int32_t whole_tiles;   // 1: no tile is split between thread blocks
   int32_t m_tiles, n_tiles;
-  int32_t shared_bytes;     // dynamic shared memory of a thread block
-  int32_t kernel;           // index of the kernel, see ql_cuda_kernel_name()
-  int32_t x_boxes;          // 1: the copy engine fetches x (Hopper and later), where x allows it
+  int32_t shared_bytes;  // dynamic shared memory of a thread block
+  int32_t kernel;        // index of the kernel, see ql_cuda_kernel_name()
+  int32_t copy_warp;     // 1: one warp more copies for all, by the copy engine of Hopper and later;
+                         // left out where rows of x are fp32 or not 16-byte aligned
   int64_t workspace_bytes;  // how much of the workspace this plan uses
 } ql_cuda_plan;
 

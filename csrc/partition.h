@@ -23,14 +23,22 @@ constexpr int warp_columns(int token_blocks) {
 inline constexpr int kTokens = 8;  // rows of x in one mma operand
 inline constexpr int kMaxTokenBlocks = 16;
 inline constexpr int kWarpgroupWarps = 4;  // whose warps multiply together on Hopper
-inline constexpr int kMaxStages = 4;
+inline constexpr int kMaxStages = 8;
+inline constexpr int kMaxStagesAlone = 4;  // where warps copy for themselves
 inline constexpr int kMaxWarpsK = 16;
 inline constexpr int kMaxWarpsN = 8;
 // Named barriers of a thread block are 0 to 15; 0 is __syncthreads.
 inline constexpr int kMaxBarrierGroups = 15;
-// So many registers per thread fit beside each other: see docs/kernel.md.
+// Threads that multiply: so many have room for their registers side by side.
 constexpr int max_threads(int token_blocks) {
   return token_blocks <= 2 ? 512 : token_blocks <= 4 ? 384 : 256;
+}
+// On Hopper four warps more may copy for all; registers are moved between groups of four warps.
+inline constexpr int kCopyThreads = 128;
+inline constexpr int kCopyRegisters = 24;
+// What the others may have then: all that the copying warps gave back, in steps of 8.
+constexpr int fed_registers(int token_blocks) {
+  return token_blocks <= 2 ? 112 : token_blocks <= 4 ? 160 : 240;
 }
 
 // Activations of one step: two halves of 64 k, each with its rows of 128 bytes cut into 16-byte
@@ -61,10 +69,11 @@ constexpr int zero_bytes(int columns, int64_t group_size, bool has_zeros) {
 struct SharedMemory {
   int activation_stage;  // bytes of one step's activations, shared by warps_n warps
   int warp_stage;        // bytes of one step of one warp's codes, scales and zero points
-  int weights;           // offset of the first warp's ring; the activations' rings lie before it
+  int weights;           // offset of the rings of codes, scales and zero points, after those of x:
+                         // [warps_k][stages][warps_n]
   int partials;          // offset of float [warps_k][tokens][partial_row]
   int partial_row;       // floats in a row: four more than columns, against bank conflicts
-  int barriers;          // offset of 8-byte barriers [warps_k][stages]: activations have arrived
+  int barriers;          // offset of two times [warps_k][stages] barriers: full, and free again
   int flag;              // offset of one int
   int total;
 };
@@ -88,7 +97,7 @@ constexpr SharedMemory shared_memory(Geometry geometry, int bits, int64_t group_
   memory.partial_row = geometry.warps_n * columns + 4;
   memory.barriers = memory.partials + geometry.warps_k * tokens * memory.partial_row *
                                           static_cast<int>(sizeof(float));
-  memory.flag = memory.barriers + geometry.warps_k * geometry.stages * 8;
+  memory.flag = memory.barriers + 2 * geometry.warps_k * geometry.stages * 8;
   memory.total = static_cast<int>(layout::round_up(memory.flag + 4, layout::kVectorBytes));
   return memory;
 }

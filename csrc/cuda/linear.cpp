@@ -15,15 +15,13 @@ namespace {
 constexpr int kMaxDevices = 64;
 
 const void* kernel_function(int kernel) {
-  static const LinearFunctions by_warp[kFormats] = {linear_f16_4(), linear_f16_8(), linear_bf16_4(),
-                                                    linear_bf16_8()};
-  static const LinearFunctions by_warpgroup[kFormats] = {
-      linear_f16_4_wgmma(), linear_f16_8_wgmma(), linear_bf16_4_wgmma(), linear_bf16_8_wgmma()};
+  static const LinearFunctions alone[kFormats] = {linear_f16_4(), linear_f16_8(), linear_bf16_4(),
+                                                  linear_bf16_8()};
+  static const LinearFunctions fed[kFormats] = {linear_f16_4_fed(), linear_f16_8_fed(),
+                                                linear_bf16_4_fed(), linear_bf16_8_fed()};
   const int format = kernel / (kLinearForms * kGroupForms);
-  const int form = kernel / kGroupForms % kLinearForms, groups = kernel % kGroupForms;
-  return form < kWarpForms
-             ? by_warp[format].functions[form * kGroupForms + groups]
-             : by_warpgroup[format].functions[(form - kWarpForms) * kGroupForms + groups];
+  const int index = kernel % (kLinearForms * kGroupForms);
+  return (index < kAloneForms * kGroupForms ? alone : fed)[format].functions[index];
 }
 
 // Lets a kernel use all the shared memory there is, once for each device.
@@ -118,8 +116,7 @@ LinearArgs linear_args(const ql_linear_params& params, const ql_cuda_plan& plan,
   args.bias_dtype = params.bias_dtype;
   args.y_dtype = params.y_dtype;
   args.symmetric_zero = 1 << (params.bits - 1);
-  args.x_async = params.x_dtype != QL_F32 && is_multiple(params.x, layout::kVectorBytes) &&
-                 args.x_row_bytes % layout::kVectorBytes == 0;
+  args.x_async = x_can_be_copied(params);
   const int64_t four = 4 * int64_t{item_bytes(params.y_dtype)};
   args.y_vector = is_multiple(params.y, four) && params.y_row_stride % 4 == 0;
   args.dependent = (launch.flags & QL_CUDA_DEPENDENT) != 0;
@@ -140,7 +137,10 @@ bool describe_x(const ql_linear_params& params, const ql_cuda_plan& plan, Tensor
   }();
   if (encode == nullptr) return false;
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(params.k), static_cast<cuuint64_t>(params.m)};
-  const cuuint64_t row_bytes[] = {static_cast<cuuint64_t>(params.x_row_stride) * 2};
+  // The stride of a single row means nothing, and may be anything.
+  const int64_t stride =
+      params.m > 1 ? params.x_row_stride : layout::round_up(params.k, layout::kPadK);
+  const cuuint64_t row_bytes[] = {static_cast<cuuint64_t>(stride) * 2};
   const cuuint32_t box[] = {partition::kStepK / 2,
                             static_cast<cuuint32_t>(plan.token_blocks * partition::kTokens)};
   const cuuint32_t steps[] = {1, 1};
@@ -155,7 +155,8 @@ cudaError_t launch_linear(const ql_cuda_plan& plan, LinearArgs& args, cudaStream
                           const ql_cuda_device& device) {
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(plan.ctas));
-  config.blockDim = dim3(static_cast<unsigned>(plan.warps_n * plan.warps_k * 32));
+  config.blockDim = dim3(static_cast<unsigned>(plan.warps_n * plan.warps_k * 32 +
+                                               (args.copy_warp ? partition::kCopyThreads : 0)));
   config.dynamicSmemBytes = static_cast<size_t>(plan.shared_bytes);
   config.stream = stream;
   cudaLaunchAttribute overlap{};
@@ -186,7 +187,13 @@ int run_linear(const ql_linear_params& params, const ql_cuda_launch& launch) {
   const int status = check_workspace(plan, launch);
   if (status != QL_OK) return status;
   LinearArgs args = linear_args(params, plan, launch);
-  args.x_boxes = plan.x_boxes != 0 && args.x_async && describe_x(params, plan, args.x_map);
+  args.copy_warp = plan.copy_warp != 0;
+  if (args.copy_warp && !describe_x(params, plan, args.x_map)) {
+    set_error_text("linear m=%lld n=%lld k=%lld: the driver cannot describe x to the copy engine",
+                   static_cast<long long>(params.m), static_cast<long long>(params.n),
+                   static_cast<long long>(params.k));
+    return QL_CUDA_ERROR;
+  }
   const cudaError_t error = allow_shared_memory(plan.kernel, guard.device(), launch.device);
   if (error != cudaSuccess) return guard.finish(error);
   return guard.finish(launch_linear(plan, args, guard.stream(), guard.device()));
@@ -232,7 +239,9 @@ extern "C" const char* ql_cuda_kernel_name(int kernel) {
       std::snprintf(names[i], sizeof names[i], "linear_%s_b%d_rows%d_%s%s",
                     format / 2 ? "bf16" : "f16", format % 2 ? 8 : 4,
                     form.token_blocks * partition::kTokens, i % kGroupForms ? "g32_64" : "g128",
-                    form.warpgroups ? "_wgmma" : "");
+                    form.form == Form::kAlone ? ""
+                    : form.form == Form::kFed ? "_fed"
+                                              : "_fed_wgmma");
     }
     return true;
   }();

@@ -17,12 +17,13 @@
 // How the work is cut: partition.h. Rings keep running across tiles.
 #pragma once
 
+#include "cuda/copy_warp.cuh"
 #include "cuda/producer.cuh"
 #include "cuda/wgmma.cuh"
 
 namespace qlinear::cuda {
 
-template <typename Dtype, int kBits, int kTokenBlocks, bool kFineGroups, bool kWarpgroups>
+template <typename Dtype, int kBits, int kTokenBlocks, bool kFineGroups, Form kForm>
 struct LinearKernel {
   using Format = Codes<Dtype, kBits>;
   using Ring = Producer<Dtype, kBits, kTokenBlocks>;
@@ -33,17 +34,16 @@ struct LinearKernel {
   static constexpr int kColumns = kBlocks * layout::kTileN;
   static constexpr int kStepK16 = kStepK / 16;
   static constexpr int kGroupK16 = kFineGroups ? 2 : kStepK16;  // products between two scalings
+  static constexpr bool kWarpgroups = kForm == Form::kFedWarpgroups;
   using Sums = float[kBlocks][kTokenBlocks][4];
 
   const LinearArgs& args;
   unsigned char* const shared;
   const uint32_t shared_base;
   const int lane, warp_n, group;      // warp's place along n, and its group along k
-  const uint32_t barriers;            // of the group: activations have arrived
   const uint32_t activations, codes;  // the rings this warp reads, stage 0
-  Ring ring;
+  const Stripe stripe;
   int stage = 0;  // to be read next
-  int phase = 0;  // of its barrier
   typename Format::Zeros zeros[kBlocks];
   uint32_t b_operands[4];
   Sums totals;
@@ -55,11 +55,10 @@ struct LinearKernel {
         lane(threadIdx.x % 32),
         warp_n(uniform_warp() % a.warps_n),
         group(uniform_warp() / a.warps_n),
-        barriers(shared_base + a.memory.barriers + group * a.stages * 8),
         activations(shared_base + group * a.stages * Ring::kActivationStage),
         codes(shared_base + a.memory.weights +
-              (group * a.warps_n + warp_n) * a.stages * a.memory.warp_stage),
-        ring(a, lane, warp_n, group, activations, codes, barriers) {}
+              (group * a.stages * a.warps_n + warp_n) * a.memory.warp_stage),
+        stripe(a, blockIdx.x) {}
 
   // The number of this warp; the compiler sees that it is the same for all lanes.
   static __device__ __forceinline__ int uniform_warp() {
@@ -175,20 +174,16 @@ struct LinearKernel {
     }
   }
 
-  // Where this step's bytes lie; the next call is about the next step.
+  // Where the bytes of this stage lie.
   struct StepPlace {
     uint32_t codes, scales, zeros, x;
   };
-  __device__ __forceinline__ StepPlace next_place() {
+  __device__ __forceinline__ StepPlace place_of_stage() {
     StepPlace place;
-    place.codes = codes + stage * args.memory.warp_stage;
+    place.codes = codes + stage * (args.warps_n * args.memory.warp_stage);
     place.scales = place.codes + partition::code_bytes(kColumns, kBits);
     place.zeros = place.scales + kBlocks * args.scale_chunks * layout::kVectorBytes;
     place.x = activations + stage * Ring::kActivationStage;
-    if (++stage == args.stages) {
-      stage = 0;
-      phase ^= 1;
-    }
     return place;
   }
   // Scale group, within the step, of its k16-th 16 k; fine groups of 64 take two turns.
@@ -197,7 +192,7 @@ struct LinearKernel {
   }
 
   __device__ __forceinline__ void compute_step_by_warp() {
-    const StepPlace place = next_place();
+    const StepPlace place = place_of_stage();
     const uint32_t row = place.x + matrix_row();
     RawScales raw;
     Sums sums;
@@ -230,7 +225,7 @@ struct LinearKernel {
   static constexpr int kOperandSets = 4;  // a set is free when the product so many before is done
 
   __device__ __forceinline__ void compute_step_by_warpgroup() {
-    const StepPlace place = next_place();
+    const StepPlace place = place_of_stage();
     Sums sums;
     uint32_t words[kBlocks][kVectors * 4];
     uint32_t a[kOperandSets][4];
@@ -307,10 +302,14 @@ struct LinearKernel {
     return sum;
   }
 
+  // Threads that multiply, and a barrier among them.
+  __device__ __forceinline__ int threads() const { return args.warps_n * args.warps_k * 32; }
+  __device__ __forceinline__ void block_barrier() { named_barrier(0, threads()); }
+
   // Adds the groups up, and stores results or, where others hold the rest of the tile, a share.
   __device__ __forceinline__ void finish_tile(int tile) {
-    const bool began = ring.stripe.begin_of(tile) == 0;
-    const bool whole = began && ring.stripe.end_of(tile, args.tile_steps) == args.tile_steps;
+    const bool began = stripe.begin_of(tile) == 0;
+    const bool whole = began && stripe.end_of(tile, args.tile_steps) == args.tile_steps;
     const TilePlace place(args, tile);
     const int row0 = place.m_tile * kTileRows, rows = min(args.m - row0, kTileRows);
     const int n0 = place.n_tile * args.warps_n * kColumns;
@@ -319,9 +318,9 @@ struct LinearKernel {
     const int columns_mask = (1 << row_shift) - 1;
 
     store_totals();
-    __syncthreads();
+    block_barrier();
     float* slot = slot_of(blockIdx.x, began);
-    for (int i = threadIdx.x; i < rows << row_shift; i += blockDim.x) {
+    for (int i = threadIdx.x; i < rows << row_shift; i += threads()) {
       const int row = i >> row_shift, column = (i & columns_mask) * 4;
       const float4 sum = add_groups(row, column);
       if (whole) {
@@ -336,14 +335,14 @@ struct LinearKernel {
       const int to = args.stripes.owner(begin + args.tile_steps - 1);
       if (is_last_to_arrive(tile, to - from)) {
         const bool first_began = args.stripes.begin(from) <= begin;
-        for (int i = threadIdx.x; i < rows << row_shift; i += blockDim.x) {
+        for (int i = threadIdx.x; i < rows << row_shift; i += threads()) {
           float4 sum = load_share(from, first_began, i);
           for (int cta = from + 1; cta <= to; ++cta) add(sum, load_share(cta, false, i));
           store_results(args, row0 + (i >> row_shift), n0 + (i & columns_mask) * 4, sum);
         }
       }
     }
-    __syncthreads();  // the partials' memory is free for the next tile
+    block_barrier();  // the partials' memory is free for the next tile
   }
 
   __device__ __forceinline__ float* slot_of(int cta, bool began_tile) const {
@@ -364,15 +363,80 @@ struct LinearKernel {
   __device__ __forceinline__ bool is_last_to_arrive(int tile, int others) {
     int* flag = reinterpret_cast<int*>(shared + args.memory.flag);
     __threadfence();
-    __syncthreads();
+    block_barrier();
     if (threadIdx.x == 0) {
       const bool is_last = atomicAdd(args.counters + tile, 1) == others;
       if (is_last) args.counters[tile] = 0;  // for the next launch
       *flag = is_last;
       __threadfence();
     }
-    __syncthreads();
+    block_barrier();
     return *flag != 0;
+  }
+
+  __device__ __forceinline__ void compute_step() {
+    if constexpr (kWarpgroups) {
+      compute_step_by_warpgroup();
+    } else {
+      compute_step_by_warp();
+    }
+  }
+
+  // Goes through the stripe's tiles; `step` does one step, of those that are this group's.
+  template <typename Step>
+  __device__ __forceinline__ void run_tiles(Step step) {
+    int ahead = group;  // steps are dealt to the groups in turn, through tiles
+    for (int tile = stripe.first_tile; tile <= stripe.last_tile; ++tile) {
+      clear(totals);
+      const int end = stripe.end_of(tile, args.tile_steps);
+      int next = stripe.begin_of(tile) + ahead;
+      for (; next < end; next += args.warps_k) step();
+      ahead = next - end;
+      finish_tile(tile);
+    }
+  }
+
+  // Warps copy for themselves.
+  __device__ __forceinline__ void run_alone() {
+    Ring ring(args, lane, warp_n, group, activations, codes);
+    ring.fill(lane, warp_n);
+    release_next_kernel();
+    run_tiles([&] {
+      wait_for_oldest(args.stages);
+      group_barrier();
+      ring.fetch(lane, warp_n);
+      compute_step();
+      stage = stage + 1 == args.stages ? 0 : stage + 1;
+    });
+  }
+
+  // One warp copies for all.
+  __device__ __forceinline__ void run_fed() {
+    const RingBarriers barriers(args, shared_base);
+    if (threadIdx.x == 0) barriers.init(args);
+    __syncthreads();
+    if (threadIdx.x >= threads()) {
+      give_registers<partition::kCopyRegisters>();
+      const int copy_warp = uniform_warp() - threads() / 32;
+      CopyWarp<kBits, kTokenBlocks>(args, barriers, shared_base, copy_warp).run();
+    } else {
+      take_registers<partition::fed_registers(kTokenBlocks)>();
+      release_next_kernel();
+      if (args.dependent) wait_for_previous_kernel();  // before anything is written
+      const uint32_t full = barriers.full + group * args.stages * 8;
+      const uint32_t free = barriers.free + group * args.stages * 8;
+      int phase = 0;
+      run_tiles([&] {
+        barrier_wait(full + stage * 8, phase);
+        compute_step();
+        __syncwarp();
+        if (lane == 0) barrier_arrive(free + stage * 8);
+        if (++stage == args.stages) {
+          stage = 0;
+          phase ^= 1;
+        }
+      });
+    }
   }
 
   __device__ __forceinline__ void run() {
@@ -382,45 +446,30 @@ struct LinearKernel {
         zeros[block] = Format::zeros(args.symmetric_zero, args.symmetric_zero);
       }
     }
-    if (args.x_boxes) {
-      if (threadIdx.x == 0) {
-        for (int i = 0; i < args.warps_k * args.stages; ++i) barrier_init(barriers + i * 8);
-        barrier_init_fence();
-      }
-      __syncthreads();
-    }
-    ring.fill(lane, warp_n);
-    release_next_kernel();
-    for (int tile = ring.stripe.first_tile; tile <= ring.stripe.last_tile; ++tile) {
-      clear(totals);
-      const int end = ring.stripe.end_of(tile, args.tile_steps);
-      for (int step = ring.stripe.begin_of(tile) + group; step < end; step += args.warps_k) {
-        wait_for_oldest(args.stages);
-        if (args.x_boxes) barrier_wait(barriers + stage * 8, phase);
-        group_barrier();
-        ring.fetch(lane, warp_n);
-        if constexpr (kWarpgroups) {
-          compute_step_by_warpgroup();
-        } else {
-          compute_step_by_warp();
-        }
-      }
-      finish_tile(tile);
+    if constexpr (kForm == Form::kAlone) {
+      run_alone();
+    } else {
+      run_fed();
     }
   }
 };
 
-template <typename Dtype, int kBits, int kTokenBlocks, bool kFineGroups, bool kWarpgroups>
-__global__ void __launch_bounds__(partition::max_threads(kTokenBlocks), 1)
+constexpr int launch_threads(int token_blocks, Form form) {
+  return partition::max_threads(token_blocks) +
+         (form == Form::kAlone ? 0 : partition::kCopyThreads);
+}
+
+template <typename Dtype, int kBits, int kTokenBlocks, bool kFineGroups, Form kForm>
+__global__ void __launch_bounds__(launch_threads(kTokenBlocks, kForm), 1)
     linear(const __grid_constant__ LinearArgs args) {
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  if constexpr (kWarpgroups) {
-    __trap();  // the planner knows which devices have the instruction
+  if constexpr (kForm != Form::kAlone) {
+    __trap();  // the planner knows which devices can run it
   } else
 #endif
   {
     extern __shared__ __align__(1024) unsigned char dynamic_shared[];
-    LinearKernel<Dtype, kBits, kTokenBlocks, kFineGroups, kWarpgroups>(args, dynamic_shared).run();
+    LinearKernel<Dtype, kBits, kTokenBlocks, kFineGroups, kForm>(args, dynamic_shared).run();
   }
 }
 

@@ -6,32 +6,33 @@
 
 namespace qlinear::cuda {
 
-template <typename Dtype, int kBits, int kTokenBlocks, bool kFineGroups, bool kWarpgroups>
+template <typename Dtype, int kBits, int kForm, bool kFineGroups>
 const void* linear_function() {
   return reinterpret_cast<const void*>(
-      &linear<Dtype, kBits, kTokenBlocks, kFineGroups, kWarpgroups>);
+      &linear<Dtype, kBits, kForms[kForm].token_blocks, kFineGroups, kForms[kForm].form>);
+}
+
+template <typename Dtype, int kBits, int kForm, int kEnd>
+void add_functions(LinearFunctions& table) {
+  if constexpr (kForm < kEnd) {
+    table.functions[kForm * kGroupForms] = linear_function<Dtype, kBits, kForm, false>();
+    table.functions[kForm * kGroupForms + 1] = linear_function<Dtype, kBits, kForm, true>();
+    add_functions<Dtype, kBits, kForm + 1, kEnd>(table);
+  }
 }
 
 template <typename Dtype, int kBits>
-LinearFunctions linear_functions() {
-  return {{linear_function<Dtype, kBits, 1, false, false>(),
-           linear_function<Dtype, kBits, 1, true, false>(),
-           linear_function<Dtype, kBits, 2, false, false>(),
-           linear_function<Dtype, kBits, 2, true, false>(),
-           linear_function<Dtype, kBits, 4, false, false>(),
-           linear_function<Dtype, kBits, 4, true, false>(),
-           linear_function<Dtype, kBits, 8, false, false>(),
-           linear_function<Dtype, kBits, 8, true, false>()}};
+LinearFunctions alone_functions() {
+  LinearFunctions table{};
+  add_functions<Dtype, kBits, 0, kAloneForms>(table);
+  return table;
 }
 
 template <typename Dtype, int kBits>
-LinearFunctions warpgroup_functions() {
-  return {{linear_function<Dtype, kBits, 4, false, true>(),
-           linear_function<Dtype, kBits, 4, true, true>(),
-           linear_function<Dtype, kBits, 8, false, true>(),
-           linear_function<Dtype, kBits, 8, true, true>(),
-           linear_function<Dtype, kBits, 16, false, true>(),
-           linear_function<Dtype, kBits, 16, true, true>(), nullptr, nullptr}};
+LinearFunctions fed_functions() {
+  LinearFunctions table{};
+  add_functions<Dtype, kBits, kAloneForms, kLinearForms>(table);
+  return table;
 }
 
 }  // namespace qlinear::cuda

@@ -25,28 +25,43 @@ partition::SharedMemory memory_of(const ql_linear_params& params, const ql_cuda_
                                   params.zeros != nullptr);
 }
 
-bool has_warpgroups(const ql_cuda_device& device) { return device.major == 9; }
-bool has_copy_engine(const ql_cuda_device& device) { return device.major >= 9; }
+// Hopper alone: its kernels are code for sm_90a.
+bool has_copy_engine(const ql_cuda_device& device) { return device.major == 9; }
 
 int64_t tiles_of(const ql_cuda_plan& plan) { return int64_t{plan.m_tiles} * plan.n_tiles; }
 
 // Stages until the ring would not fit `budget` bytes of shared memory; 1 if not even two do.
 int most_stages(const ql_linear_params& params, ql_cuda_plan plan, int budget) {
   int stages = 1;
-  for (plan.stages = 2; plan.stages <= partition::kMaxStages; ++plan.stages) {
+  const int most = plan.copy_warp ? partition::kMaxStages : partition::kMaxStagesAlone;
+  for (plan.stages = 2; plan.stages <= most; ++plan.stages) {
     if (memory_of(params, plan).total > budget) break;
     stages = plan.stages;
   }
   return stages;
 }
 
-// The smallest form of this kind whose tile holds all rows, else the largest.
-int token_blocks_for(int64_t m, bool warpgroups) {
+// The smallest form of this kind whose tile holds all rows, else the largest; 0 if there is none.
+int token_blocks_for(int64_t m, Form kind) {
   int blocks = 0;
   for (const LinearForm& form : kForms) {
-    if (form.warpgroups == warpgroups && blocks * kTokens < m) blocks = form.token_blocks;
+    if (form.form == kind && blocks * kTokens < m) blocks = form.token_blocks;
   }
   return blocks;
+}
+
+// Registers of a thread at launch, where one warp copies for all.
+int fed_launch_registers(int token_blocks) {
+  constexpr int kRegisters = 65536, kStep = 8;
+  return kRegisters / (partition::max_threads(token_blocks) + partition::kCopyThreads) / kStep *
+         kStep;
+}
+
+// Thread blocks of a plan that a multiprocessor's registers hold at once.
+int resident_by_registers(const ql_cuda_plan& plan) {
+  const int threads = plan.warps_n * plan.warps_k * 32;
+  if (!plan.copy_warp) return partition::max_threads(plan.token_blocks) / threads;
+  return 65536 / (fed_launch_registers(plan.token_blocks) * (threads + partition::kCopyThreads));
 }
 
 // The model behind a choice; constants are fitted to sweeps on an H200 (docs/kernel.md).
@@ -55,13 +70,14 @@ constexpr double kReadBytesPerMicrosecond = 32e3;   // per multiprocessor, large
 constexpr double kL2BytesPerMicrosecond = 60e3;     // per multiprocessor, weights and x together
 constexpr double kShareBytesPerMicrosecond = 50e3;  // at which one thread block adds up shares
 constexpr double kSplitMicroseconds = 5.0;          // what split tiles take beside that
+constexpr double kFeedMicroseconds = 0.4;           // between two steps that are copied for others
 constexpr double kTileMicroseconds = 0.6;           // what the end of a tile takes
 // Time per step beside the memory's, by rows of a tile and by who multiplies.
-constexpr double slowdown(int token_blocks, bool warpgroups) {
-  return token_blocks == 1   ? 1.1
-         : token_blocks == 2 ? 1.35
-         : token_blocks == 4 ? (warpgroups ? 1.65 : 1.75)
-         : token_blocks == 8 ? (warpgroups ? 2.5 : 3.2)
+constexpr double slowdown(int token_blocks, bool fed) {
+  return token_blocks == 1   ? (fed ? 1.0 : 1.1)
+         : token_blocks == 2 ? (fed ? 1.2 : 1.35)
+         : token_blocks == 4 ? (fed ? 1.45 : 1.75)
+         : token_blocks == 8 ? (fed ? 2.2 : 3.2)
                              : 4.6;
 }
 
@@ -83,12 +99,17 @@ double expected_time(const ql_linear_params& params, const ql_cuda_device& devic
   const double ctas_per_sm = ceil_divide(plan.ctas, sms);
   // Fewer warps than fit leave memory and arithmetic idle.
   const double warps = ctas_per_sm * plan.warps_n * plan.warps_k;
+  // Those that are fed and have little to multiply need few.
+  const double idle_weight = !plan.copy_warp ? 0.35 : 0.04 * std::min(plan.token_blocks, 6);
   const double idle = std::max(1.0, partition::max_threads(plan.token_blocks) / 32 / warps);
+  const double feed_time = plan.copy_warp ? kFeedMicroseconds / ctas_per_sm : 0.0;
   const double step_time =
-      std::max(step_bytes / kReadBytesPerMicrosecond *
-                   slowdown(plan.token_blocks, plan.warpgroups != 0) * (0.65 + 0.35 * idle),
-               (step_bytes + x_bytes) / kL2BytesPerMicrosecond) *
-      (1 + 0.01 * plan.warps_n);  // warps that share activations wait for each other
+      std::max({step_bytes / kReadBytesPerMicrosecond *
+                    slowdown(plan.token_blocks, plan.copy_warp != 0) *
+                    (1 + idle_weight * (idle - 1)),
+                (step_bytes + x_bytes) / kL2BytesPerMicrosecond, feed_time}) *
+      (1 + 0.01 * plan.warps_n) *  // warps that share activations wait for each other
+      (plan.copy_warp ? 1 + 0.08 * (plan.warps_k - 1) / plan.token_blocks : 1.0);
   if (plan.whole_tiles) {
     // Whole rounds of a group's steps: the last may not need every group.
     const double uneven = ceil_divide(steps, plan.warps_k) * plan.warps_k / steps;
@@ -99,7 +120,7 @@ double expected_time(const ql_linear_params& params, const ql_cuda_device& devic
   }
   const double share = tiles * steps / std::min(sms, static_cast<double>(plan.ctas));
   const double shares = plan.ctas / tiles + 1;
-  return share * step_time + kTileMicroseconds + kSplitMicroseconds +
+  return share * step_time + kTileMicroseconds + kSplitMicroseconds + 0.03 * rows +
          shares * rows * columns * sizeof(float) / kShareBytesPerMicrosecond;
 }
 
@@ -124,12 +145,6 @@ bool finish_candidate(const ql_linear_params& params, const ql_cuda_device& devi
     ctas = std::min({slots, room, std::max(tiles_of(plan), busy)});
   }
   plan.ctas = static_cast<int32_t>(std::max<int64_t>(ctas, 1));
-  // Activations by the copy engine cost a start, and save instructions in each step.
-  const int64_t group_steps = tile_steps(params) / plan.warps_k;
-  plan.x_boxes =
-      has_copy_engine(device) && (plan.token_blocks >= 4 || group_steps * plan.token_blocks >= 12)
-          ? 1
-          : 0;
   complete_plan(params, plan);
   return plan_fault(params, device, plan) == nullptr;
 }
@@ -137,7 +152,6 @@ bool finish_candidate(const ql_linear_params& params, const ql_cuda_device& devi
 // Tries all ways to arrange warps of this form, and keeps the fastest; false if none can run.
 bool consider_warps(const ql_linear_params& params, const ql_cuda_device& device, bool invariant,
                     ql_cuda_plan plan, ql_cuda_plan& best, double& best_time) {
-  const int most_warps = partition::max_threads(plan.token_blocks) / 32;
   bool any = false;
   const int least_n = plan.warpgroups ? partition::kWarpgroupWarps : 1;
   for (plan.warps_n = partition::kMaxWarpsN; plan.warps_n >= least_n; plan.warps_n /= 2) {
@@ -145,7 +159,12 @@ bool consider_warps(const ql_linear_params& params, const ql_cuda_device& device
       // The order in which a row is summed must not depend on the number of rows.
       if (invariant && plan.warps_k != kInvariantWarpsK) continue;
       if (plan.warps_k > 1 && plan.warps_k > tile_steps(params)) break;
-      for (int per_sm = 1; per_sm * plan.warps_n * plan.warps_k <= most_warps; ++per_sm) {
+      // Thread blocks of fewer warps start and end more often than they help.
+      if (plan.warps_n * plan.warps_k < std::min<int64_t>(4, tile_steps(params)) && !invariant) {
+        continue;
+      }
+      const int most = resident_by_registers(plan);
+      for (int per_sm = 1; per_sm <= most; ++per_sm) {
         for (plan.whole_tiles = 1; plan.whole_tiles >= (invariant ? 1 : 0); --plan.whole_tiles) {
           ql_cuda_plan candidate = plan;
           if (!finish_candidate(params, device, per_sm, candidate)) continue;
@@ -182,6 +201,12 @@ int check_problem(const ql_linear_params& params) {
   return compute == QL_F16 || compute == QL_BF16 ? QL_OK : QL_BAD_DTYPE;
 }
 
+bool x_can_be_copied(const ql_linear_params& params) {
+  const auto address = reinterpret_cast<uintptr_t>(params.x);
+  return params.x_dtype != QL_F32 && address % layout::kVectorBytes == 0 &&
+         (params.m <= 1 || params.x_row_stride * 2 % layout::kVectorBytes == 0);
+}
+
 void complete_plan(const ql_linear_params& params, ql_cuda_plan& plan) {
   const int64_t columns = int64_t{partition::warp_columns(plan.token_blocks)} * plan.warps_n;
   const int64_t rows = int64_t{kTokens} * plan.token_blocks;
@@ -189,7 +214,8 @@ void complete_plan(const ql_linear_params& params, ql_cuda_plan& plan) {
   plan.m_tiles = static_cast<int32_t>((params.m + rows - 1) / rows);
   plan.shared_bytes = memory_of(params, plan).total;
   plan.kernel = kernel_index(compute_dtype(params) == QL_BF16, params.bits,
-                             form_of(plan.token_blocks, plan.warpgroups != 0), params.group_size);
+                             form_of(plan.token_blocks, plan.warpgroups != 0, plan.copy_warp != 0),
+                             params.group_size);
   plan.workspace_bytes =
       plan.whole_tiles
           ? 0
@@ -200,11 +226,20 @@ void complete_plan(const ql_linear_params& params, ql_cuda_plan& plan) {
 
 const char* plan_fault(const ql_linear_params& params, const ql_cuda_device& device,
                        const ql_cuda_plan& plan) {
-  if (form_of(plan.token_blocks, plan.warpgroups != 0) < 0) {
-    return "token_blocks must be 1, 2, 4 or 8, or with warpgroups 4, 8 or 16";
+  if (form_of(plan.token_blocks, plan.warpgroups != 0, plan.copy_warp != 0) < 0) {
+    return "token_blocks must be 1, 2, 4 or 8; with copy_warp 1 or 2; with that and warpgroups 4, "
+           "8 "
+           "or 16";
   }
-  if (plan.warpgroups != 0 && !has_warpgroups(device)) {
-    return "this device has no warpgroup products";
+  if (plan.copy_warp != 0 && !has_copy_engine(device)) {
+    return "this device has no copy engine; set copy_warp to 0";
+  }
+  if (plan.copy_warp != 0 && !x_can_be_copied(params)) {
+    return "the copy engine needs 16-bit x in rows that begin at multiples of 16 bytes; set "
+           "copy_warp to 0";
+  }
+  if (plan.copy_warp != 0 && plan.warps_n * plan.warps_k % partition::kWarpgroupWarps != 0) {
+    return "warps_n * warps_k must be a multiple of 4 with copy_warp: registers move between fours";
   }
   if (plan.warpgroups != 0 && plan.warps_n % partition::kWarpgroupWarps != 0) {
     return "warps_n must be 4 or 8 with warpgroups: four warps multiply together";
@@ -213,17 +248,17 @@ const char* plan_fault(const ql_linear_params& params, const ql_cuda_device& dev
       (plan.warps_n & (plan.warps_n - 1)) != 0) {
     return "warps_n must be 1, 2, 4 or 8";
   }
-  if (plan.x_boxes != 0 && !has_copy_engine(device)) {
-    return "this device cannot copy boxes of x; set x_boxes to 0";
-  }
   if (plan.warps_k < 1 || plan.warps_k > partition::kMaxWarpsK) return "warps_k must be 1 to 16";
-  if (plan.warps_n > 1 && plan.warps_k > partition::kMaxBarrierGroups) {
+  if (plan.copy_warp == 0 && plan.warps_n > 1 && plan.warps_k > partition::kMaxBarrierGroups) {
     return "warps_k must be 15 at most where warps_n is above 1: so many named barriers there are";
   }
   if (plan.warps_n * plan.warps_k * 32 > partition::max_threads(plan.token_blocks)) {
     return "too many warps for the registers of this kernel";
   }
-  if (plan.stages < 2 || plan.stages > partition::kMaxStages) return "stages must be 2 to 4";
+  if (plan.stages < 2 ||
+      plan.stages > (plan.copy_warp ? partition::kMaxStages : partition::kMaxStagesAlone)) {
+    return "stages must be 2 to 4, or with copy_warp 2 to 8";
+  }
   ql_cuda_plan complete = plan;
   complete_plan(params, complete);
   if (complete.shared_bytes > device.shared_bytes_per_block) {
@@ -256,14 +291,18 @@ ql_cuda_plan choose_plan(const ql_linear_params& params, const ql_cuda_device& d
   const bool invariant = (flags & QL_CUDA_BATCH_INVARIANT) != 0;
   ql_cuda_plan best{};
   double best_time = 0;
-  for (const bool warpgroups : {false, true}) {
-    if (warpgroups && (!has_warpgroups(device) || invariant || params.m <= 2 * kTokens)) continue;
+  for (const Form kind : {Form::kAlone, Form::kFed, Form::kFedWarpgroups}) {
+    const int blocks = token_blocks_for(params.m, kind);
+    // Forms for few rows do not serve many; warpgroups waste much on few.
+    if (kind == Form::kFed && blocks * kTokens < params.m) continue;
+    if (kind == Form::kFedWarpgroups && (invariant || params.m <= 2 * kTokens)) continue;
     ql_cuda_plan plan{};
-    plan.warpgroups = warpgroups ? 1 : 0;
+    plan.warpgroups = kind == Form::kFedWarpgroups ? 1 : 0;
+    plan.copy_warp = kind == Form::kAlone ? 0 : 1;
+    plan.token_blocks = blocks;
     // Fewer rows per tile only where nothing else fits: small shared memory and wide codes.
-    plan.token_blocks = token_blocks_for(params.m, warpgroups);
     while (!consider_warps(params, device, invariant, plan, best, best_time) &&
-           form_of(plan.token_blocks / 2, warpgroups) >= 0) {
+           form_of(plan.token_blocks / 2, plan.warpgroups != 0, plan.copy_warp != 0) >= 0) {
       plan.token_blocks /= 2;
     }
   }

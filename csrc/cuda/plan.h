@@ -25,6 +25,9 @@ inline int compute_dtype(const ql_linear_params& params) {
   return params.x_dtype == QL_F32 ? params.compute_dtype : params.x_dtype;
 }
 
+// Whether rows of x, as far as is known, can be copied 16 bytes at a time; a null x is aligned.
+bool x_can_be_copied(const ql_linear_params& params);
+
 inline int item_bytes(int dtype) { return dtype == QL_F32 ? 4 : 2; }
 
 }  // namespace qlinear::cuda

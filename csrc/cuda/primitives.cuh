@@ -68,9 +68,32 @@ __device__ __forceinline__ void copy_box(uint32_t to, const void* tensor_map, in
 #endif
 }
 
-__device__ __forceinline__ void barrier_init(uint32_t barrier) {
+// Copies `bytes`, a multiple of 16, by one thread for all. Hopper and later.
+__device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, int bytes,
+                                          uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+#endif
+}
+
+__device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+#endif
+}
+// Arrives when all asynchronous copies that this thread has started are done.
+__device__ __forceinline__ void barrier_arrive_after_copies(uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+#endif
+}
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 #endif
 }
 // Makes initialised barriers visible to copies.
@@ -96,10 +119,17 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, int phase) {
 #endif
 }
 
-// What threads stored in shared memory becomes visible to products of warpgroups.
-__device__ __forceinline__ void fence_shared_for_warpgroups() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+// Moves registers between groups of four warps; Hopper (sm_90a).
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+#endif
+}
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 #endif
 }
 

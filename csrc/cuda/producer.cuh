@@ -1,54 +1,11 @@
-// The copying half of the linear kernel: which bytes a warp needs for each step, and where they go.
-// Everything that does not change from step to step is worked out when a tile is entered.
+// Copying by the warps that multiply: every lane copies the codes that it will use itself with
+// cp.async, and its share of the rows of x. For every GPU from sm_80 on, and for any x. Everything
+// that does not change from step to step is worked out when a tile is entered.
 #pragma once
 
-#include "cuda/linear_args.h"
-#include "cuda/values.cuh"
+#include "cuda/stripe.cuh"
 
 namespace qlinear::cuda {
-
-using partition::kStepK;
-using partition::kTokens;
-
-// A thread block's stripe as tiles: from a step of the first tile to before a step of the last one.
-struct Stripe {
-  int first_tile, first_step, last_tile, last_end;
-
-  __device__ __forceinline__ Stripe(const LinearArgs& args, int cta) {
-    const partition::Stripes& stripes = args.stripes;
-    if (stripes.granule_steps == args.tile_steps) {
-      first_tile = static_cast<int>(stripes.first(cta));
-      last_tile = static_cast<int>(stripes.first(cta + 1)) - 1;
-      first_step = 0;
-      last_end = args.tile_steps;
-    } else {  // the line of a product whose tiles are cut is short: plan.cpp
-      const uint32_t first = static_cast<uint32_t>(stripes.begin(cta));
-      const uint32_t last = static_cast<uint32_t>(stripes.begin(cta + 1)) - 1;
-      const uint32_t tile_steps = static_cast<uint32_t>(args.tile_steps);
-      first_tile = static_cast<int>(first / tile_steps);
-      last_tile = static_cast<int>(last / tile_steps);
-      first_step = static_cast<int>(first - first_tile * tile_steps);
-      last_end = static_cast<int>(last - last_tile * tile_steps) + 1;
-    }
-  }
-  __device__ __forceinline__ int begin_of(int tile) const {
-    return tile == first_tile ? first_step : 0;
-  }
-  __device__ __forceinline__ int end_of(int tile, int tile_steps) const {
-    return tile == last_tile ? last_end : tile_steps;
-  }
-};
-
-// Which output features and rows of x a tile holds; tiles of the same features lie side by side.
-struct TilePlace {
-  int n_tile, m_tile;
-  __device__ __forceinline__ TilePlace(const LinearArgs& args, int tile) : n_tile(tile), m_tile(0) {
-    if (args.m_tiles > 1) {
-      n_tile = tile / args.m_tiles;
-      m_tile = tile - n_tile * args.m_tiles;
-    }
-  }
-};
 
 template <typename Dtype, int kBits, int kTokenBlocks>
 struct Producer {
@@ -61,7 +18,6 @@ struct Producer {
   const LinearArgs& args;
   const Stripe stripe;
   const int group;             // of warps, along k
-  const uint32_t barriers;     // the group's, one for each stage
   const uint32_t codes_to;     // this lane's first vector in the warp's ring, stage 0
   uint32_t activations_to;     // this thread's first chunk in the group's ring, stage 0
   const int row_step;          // rows of x between two chunks of a thread
@@ -76,11 +32,10 @@ struct Producer {
   int x_rows;  // rows of this tile from the thread's first one on
 
   __device__ __forceinline__ Producer(const LinearArgs& a, int lane, int warp_n, int warp_group,
-                                      uint32_t activations, uint32_t codes, uint32_t group_barriers)
+                                      uint32_t activations, uint32_t codes)
       : args(a),
         stripe(a, blockIdx.x),
         group(warp_group),
-        barriers(group_barriers),
         codes_to(codes + lane * layout::kVectorBytes),
         row_step(a.warps_n * 32 / partition::kRowChunks),
         first_row((warp_n * 32 + lane) / partition::kRowChunks),
@@ -109,7 +64,6 @@ struct Producer {
                    (lane - next * args.zero_chunks) * layout::kVectorBytes;
     }
     x_row0 = place.m_tile * kTileRows;
-    if (args.x_boxes) return;
     const int row = x_row0 + first_row;
     const int column = step * kStepK + chunk * 8;
     x_rows = min(args.m - x_row0, kTileRows) - first_row;
@@ -118,7 +72,7 @@ struct Producer {
 
   // Starts copying the weights of the next step.
   __device__ __forceinline__ void fetch_weights(int lane) {
-    const uint32_t to = codes_to + stage * args.memory.warp_stage;
+    const uint32_t to = codes_to + stage * (args.warps_n * args.memory.warp_stage);
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
       const unsigned char* from = codes_from + block * args.code_block_bytes;
@@ -142,11 +96,9 @@ struct Producer {
            ahead * partition::kHalfRowBytes;
   }
 
-  // Starts copying the group's rows of x: one thread all of them, or each thread its share.
-  __device__ __forceinline__ void fetch_activations(int lane, int warp_n) {
-    if (args.x_boxes) {
-      if (warp_n == 0 && lane == 0) fetch_boxes();
-    } else if (!args.x_async) {
+  // Starts copying this thread's share of the group's rows of x.
+  __device__ __forceinline__ void fetch_activations() {
+    if (!args.x_async) {
       convert_activations();
     } else if (args.k - step * kStepK < kStepK) {
       fetch_last_activations();
@@ -164,13 +116,6 @@ struct Producer {
     }
   }
 
-  __device__ __forceinline__ void fetch_boxes() {
-    const uint32_t to = activations_to + stage * kActivationStage, barrier = barriers + stage * 8;
-    barrier_expect(barrier, kActivationStage);
-    copy_box(to, &args.x_map, step * kStepK, x_row0, barrier);
-    copy_box(to + kActivationStage / 2, &args.x_map, step * kStepK + kStepK / 2, x_row0, barrier);
-  }
-
   // The same for the step in which k ends: what lies beyond it must be zero, not anything.
   __device__ __forceinline__ void fetch_last_activations() {
     const int columns = max(0, min(args.k - (step * kStepK + chunk * 8), 8));
@@ -186,38 +131,39 @@ struct Producer {
       store_shared_16(activation_row(row), load_converted<Dtype>(x_from + row * args.x_row_bytes,
                                                                  columns, args.x_dtype));
     }
-    fence_shared_for_warpgroups();
   }
 
   __device__ __forceinline__ void advance(int lane, int warp_n) {
     step += args.warps_k;
     stage = stage + 1 == args.stages ? 0 : stage + 1;
     if (step >= end) {
-      enter_tile(tile + 1, lane, warp_n);
+      enter_tile(tile + 1, step - end, lane, warp_n);
       return;
     }
     codes_from += args.code_advance;
     scales_from += args.scale_advance;
     zeros_from += args.zero_advance;
-    if (!args.x_boxes) x_from += args.warps_k * (kStepK * args.x_item_bytes);
+    x_from += args.warps_k * (kStepK * args.x_item_bytes);
   }
 
-  // Aims at the group's first step in this tile, or in the first one after it that holds any.
-  __device__ __forceinline__ void enter_tile(int from_tile, int lane, int warp_n) {
+  // Aims at the group's first step in this tile, or in the first one after it that holds any. Steps
+  // are dealt to the groups in turn, through tiles; `ahead` is how far off the group's turn is.
+  __device__ __forceinline__ void enter_tile(int from_tile, int ahead, int lane, int warp_n) {
     for (tile = from_tile; tile <= stripe.last_tile; ++tile) {
-      step = stripe.begin_of(tile) + group;
+      step = stripe.begin_of(tile) + ahead;
       end = stripe.end_of(tile, args.tile_steps);
       if (step < end) {
         aim(lane, warp_n);
         return;
       }
+      ahead = step - end;
     }
   }
 
   __device__ __forceinline__ void fetch(int lane, int warp_n) {
     if (has_next()) {
       fetch_weights(lane);
-      fetch_activations(lane, warp_n);
+      fetch_activations();
       advance(lane, warp_n);
     }
     copy_commit();  // also where nothing was copied: waiting counts commits
@@ -225,7 +171,7 @@ struct Producer {
 
   __device__ __forceinline__ void rewind(int lane, int warp_n) {
     stage = 0;
-    enter_tile(stripe.first_tile, lane, warp_n);
+    enter_tile(stripe.first_tile, group, lane, warp_n);
   }
 
   // Fills the ring but for one stage. Weights depend on no kernel, so they come first where this
@@ -243,7 +189,7 @@ struct Producer {
     for (int i = 0; i + 1 < args.stages; ++i) {
       if (has_next()) {
         if (!args.dependent) fetch_weights(lane);
-        fetch_activations(lane, warp_n);
+        fetch_activations();
         advance(lane, warp_n);
       }
       copy_commit();

@@ -182,7 +182,7 @@ void check_memory() {
         memory.weights == g.warps_k * g.stages * memory.activation_stage &&
         memory.partials == memory.weights + warps * g.stages * memory.warp_stage &&
         memory.barriers == memory.partials + g.warps_k * tokens * memory.partial_row * 4 &&
-        memory.flag == memory.barriers + g.warps_k * g.stages * 8 &&
+        memory.flag == memory.barriers + 2 * g.warps_k * g.stages * 8 &&
         memory.total >= memory.flag + 4;
     const bool aligned =
         memory.activation_stage % 1024 == 0 && codes % 16 == 0 && scales % 16 == 0 &&

@@ -91,13 +91,18 @@ struct Sections {
   Section stripes{"stripes"}, kernel{"kernel"}, invariant{"batch_invariant"};
 };
 
+qlinear::cuda::Form form_of_plan(const ql_cuda_plan& plan) {
+  using qlinear::cuda::Form;
+  return plan.warpgroups ? Form::kFedWarpgroups : plan.copy_warp ? Form::kFed : Form::kAlone;
+}
+
 // Tiles cover all rows and features, none is empty, and a lower one would not hold all rows.
 bool tiles_fit(const ql_linear_params& params, const ql_cuda_plan& plan) {
   const int64_t rows = 8 * plan.token_blocks;
   const int64_t columns = (plan.token_blocks == 16 ? 16 : 32) * plan.warps_n;
   const int64_t n_padded = layout::round_up(params.n, layout::kPadN);
   for (const auto& form : qlinear::cuda::kForms) {
-    if (form.warpgroups == (plan.warpgroups == 1) && form.token_blocks < plan.token_blocks &&
+    if (form.form == form_of_plan(plan) && form.token_blocks < plan.token_blocks &&
         8 * form.token_blocks >= params.m) {
       return false;
     }
@@ -113,11 +118,13 @@ bool kernel_fits(const ql_linear_params& params, const ql_cuda_device& device,
   const int fine = params.group_size == 32 || params.group_size == 64;
   const int format = plan.kernel / (2 * qlinear::cuda::kLinearForms);
   const auto form = qlinear::cuda::kForms[plan.kernel / 2 % qlinear::cuda::kLinearForms];
-  const bool warpgroups_fit =
-      !form.warpgroups || (device.major == 9 && plan.warps_n % 4 == 0 && plan.token_blocks >= 4);
+  using qlinear::cuda::Form;
+  const bool device_fits =
+      form.form == Form::kAlone || (device.major == 9 && plan.warps_n * plan.warps_k % 4 == 0);
+  const bool warps_fit = form.form != Form::kFedWarpgroups || plan.warps_n % 4 == 0;
   return format / 2 == (params.x_dtype == QL_BF16) && format % 2 == (params.bits == 8) &&
-         form.token_blocks == plan.token_blocks && form.warpgroups == (plan.warpgroups == 1) &&
-         plan.kernel % 2 == fine && warpgroups_fit;
+         form.token_blocks == plan.token_blocks && form.form == form_of_plan(plan) &&
+         plan.kernel % 2 == fine && device_fits && warps_fit;
 }
 
 void check_plan(Sections& sections, const ql_linear_params& params, const ql_cuda_device& device,
@@ -292,16 +299,20 @@ void check_refused_plans() {
     ql_cuda_plan grouped = choose_plan(many, device, 0);
     section.check(grouped.warpgroups == 1 && plan_fault(many, device, grouped) == nullptr,
                   "warpgroups on 9.0");
-    grouped.x_boxes = 0;
+    grouped.copy_warp = 0;
     section.check(plan_fault(many, other, grouped) != nullptr, "warpgroups on %d.0", major);
   }
   {
     auto other = device;
     other.major = 8;
-    ql_cuda_plan boxes = good;
-    boxes.x_boxes = 1;
-    section.check(plan_fault(params, device, boxes) == nullptr, "boxes of x on 9.0");
-    section.check(plan_fault(params, other, boxes) != nullptr, "boxes of x on 8.0");
+    const auto few = params_of(8, 8192, 57344);
+    const ql_cuda_plan fed = choose_plan(few, device, 0);
+    section.check(fed.copy_warp == 1 && plan_fault(few, device, fed) == nullptr, "fed on 9.0");
+    section.check(plan_fault(few, other, fed) != nullptr, "fed on 8.0");
+    auto odd = few;
+    odd.x_row_stride += 1;
+    section.check(plan_fault(odd, device, fed) != nullptr, "fed with rows not 16-byte aligned");
+    section.check(choose_plan(odd, device, 0).copy_warp == 0, "rows not aligned are not fed");
   }
   auto wide = params_of(1, (int64_t{1} << 30) - 1, 128);
   ql_cuda_plan split = choose_plan(wide, device, 0);

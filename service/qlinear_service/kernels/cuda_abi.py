@@ -72,7 +72,7 @@ class CudaPlan(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("token_blocks", "warpgroups", "warps_n", "warps_k")),
         *((name, ctypes.c_int32) for name in ("stages", "ctas", "whole_tiles", "m_tiles")),
-        *((name, ctypes.c_int32) for name in ("n_tiles", "shared_bytes", "kernel", "x_boxes")),
+        *((name, ctypes.c_int32) for name in ("n_tiles", "shared_bytes", "kernel", "copy_warp")),
         ("workspace_bytes", ctypes.c_int64),
     ]
 
