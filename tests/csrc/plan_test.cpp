@@ -295,7 +295,7 @@ void check_refused_plans() {
   for (const int major : {8, 10, 12}) {
     auto other = device;
     other.major = major;
-    const auto many = params_of(64, 8192, 28672);
+    const auto many = params_of(64, 28672, 8192);
     ql_cuda_plan grouped = choose_plan(many, device, 0);
     section.check(grouped.warpgroups == 1 && plan_fault(many, device, grouped) == nullptr,
                   "warpgroups on 9.0");
@@ -305,7 +305,7 @@ void check_refused_plans() {
   {
     auto other = device;
     other.major = 8;
-    const auto few = params_of(8, 8192, 57344);
+    const auto few = params_of(8, 57344, 8192);
     const ql_cuda_plan fed = choose_plan(few, device, 0);
     section.check(fed.copy_warp == 1 && plan_fault(few, device, fed) == nullptr, "fed on 9.0");
     section.check(plan_fault(few, other, fed) != nullptr, "fed on 8.0");
