@@ -41,7 +41,7 @@
 
 namespace qlinear::layout {
 
-inline constexpr int kVersion = 0;
+inline constexpr int kVersion = 1;
 
 inline constexpr int kTileN = 16;  // output features of a tile: rows of the mma operand
 inline constexpr int kTileK = 64;  // input features of a tile: four mma steps of 16

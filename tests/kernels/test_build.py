@@ -83,7 +83,7 @@ def test_a_damaged_library_is_built_again(damage: str, tmp_path: Path) -> None:
     path.write_bytes(bad)
     assert build.build_cpu_library(tmp_path) == path
     assert path.read_bytes() != bad
-    assert ctypes.CDLL(str(path)).ql_layout_version() == 0
+    assert ctypes.CDLL(str(path)).ql_layout_version() == 1
 
 
 @pytest.mark.usefixtures("quick_build")
@@ -103,7 +103,7 @@ def test_without_a_writable_cache_nothing_stays_behind(
     monkeypatch.setattr(backends, "CpuKernels", Loading)
     load_kernels(cache_dir=tmp_path / "file", threads=1)
     assert not list(temporary.iterdir())
-    assert loaded[0].ql_layout_version() == 0
+    assert loaded[0].ql_layout_version() == 1
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
     with pytest.raises(build.BuildError, match="folder that can be written with --cache-dir"):
         load_kernels(cache_dir=tmp_path / "file", threads=1)

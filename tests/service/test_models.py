@@ -55,7 +55,7 @@ def test_a_sharded_checkpoint_gives_every_layer_in_order() -> None:
 def test_a_packed_file_is_one_model_and_keeps_its_name(tmp_path: Path) -> None:
     [model] = discover(write_packed_model(tmp_path / "file.safetensors", "inside", ("b", "a")))
     assert isinstance(model, PackedModel)
-    assert (model.name, model.layout_version) == ("inside", 0)
+    assert (model.name, model.layout_version) == ("inside", 1)
     assert [layer.spec.name for layer in model.load_layers()] == ["inside/b", "inside/a"]
     assert model.stored_bytes("a") == sum(
         layer.packed_bytes for layer in model.load_layers() if layer.spec.module == "a"

@@ -157,7 +157,7 @@ def test_inspect_shows_a_packed_file_as_json(
     code, out, _ = call(capsys, "inspect", target, "--json", "--verify")
     assert code == 0
     [model] = json.loads(out)["models"]
-    assert (model["name"], model["layout_version"], model["verified"]) == ("small", 0, True)
+    assert (model["name"], model["layout_version"], model["verified"]) == ("small", 1, True)
     [layer] = model["layers"]
     assert layer["bytes"] == 64 * 128 // 2 + 64 * 4 * 2
     del layer["bytes"]
@@ -196,7 +196,7 @@ def test_inspect_shows_a_folder_of_models(
     code, out, _ = call(capsys, "inspect", tmp_path)
     assert code == 0
     assert "model one: GPTQ" in out
-    assert "model two: packed file, layout version 0" in out
+    assert "model two: packed file, layout version 1" in out
 
 
 def test_inspect_of_another_format_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:

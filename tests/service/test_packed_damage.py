@@ -59,8 +59,8 @@ def described(good: Path, module: str, **changes: Any) -> str:
 
 
 def test_another_layout_version_says_pack_again_and_how(good: Path, tmp_path: Path) -> None:
-    path = with_metadata(good, tmp_path / "x.safetensors", layout_version="1")
-    with pytest.raises(CheckpointError, match=r"has layout version '1' and .* reads '0'") as caught:
+    path = with_metadata(good, tmp_path / "x.safetensors", layout_version="0")
+    with pytest.raises(CheckpointError, match=r"has layout version '0' and .* reads '1'") as caught:
         PackedFile(path)
     assert f"qlinear pack CHECKPOINT_FOLDER -o {path} --force" in str(caught.value)
 

@@ -23,7 +23,7 @@ __all__ = [
     "tile_bytes",
 ]
 
-VERSION = 0
+VERSION = 1
 TILE_N = 16
 TILE_K = 64
 PAD_N = 64
