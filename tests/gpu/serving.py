@@ -72,7 +72,8 @@ class Server:
     def __init__(self, path: Path, *words: str) -> None:
         paths = [str(ROOT / name) for name in ("proto", "service", "client", ".")]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("QLINEAR_")}
-        environment["PYTHONPATH"] = os.pathsep.join(paths)
+        inherited = environment.get("PYTHONPATH", "")
+        environment["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [inherited])])
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with this object
         ports = ["--port", "0", "--metrics-port", "0", "--drain-delay-seconds", "0.2"]
         self.process = subprocess.Popen(

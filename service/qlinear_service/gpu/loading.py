@@ -60,6 +60,13 @@ class GpuPlace:
             except RuntimeError as error:  # torch's words for a full or broken GPU
                 raise BuildError(f"{self.name} cannot be used: {_first_line(error)}") from error
         self.gauges: Callable[[], Mapping[str, float]] | None = Gauges.of(self.kernels.device)
+        logger.info(
+            "gpu name=%s free_bytes=%d event_pair_nanoseconds=%d gauges=%s",
+            self.name,
+            self._memory()[0],
+            self.device.pair_nanoseconds,
+            str(self.gauges is not None).lower(),
+        )
 
     def check_fits(self, specs: Iterable[LayerSpec]) -> None:
         """Raise OutOfDeviceMemory if layers are larger than what is free, before reading any."""
