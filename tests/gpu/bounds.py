@@ -22,28 +22,39 @@ SHARES = 64
 """Shares of a tile that are added one after the other, at most, with warps counted in."""
 
 
-def bound_of(
-    problem: Problem, x: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype
-) -> torch.Tensor:
-    """Return how far from `exact`, float64, each element of y may be."""
-    spec = problem.logical.spec
+def norms(problem: Problem, x: torch.Tensor) -> torch.Tensor:
+    """Return the norm of each element's products, float64 [m, n]."""
     squares = x.double().square()
     parts = [squares @ problem.weights(b, e).square().T for b, e in problem.slabs()]
-    norm = torch.cat(parts, dim=1).sqrt()
-    if problem.logical.bias is not None:
-        norm += problem.logical.bias.double().abs() / 4
-    steps = spec.k_padded / 16 + spec.groups + SHARES
-    # 2^-25: half a unit of subnormal float16 numbers.
-    return steps * 2.0**-22 * 4 * norm + HALF_UNIT[dtype] * exact.abs() + 2.0**-25
+    return torch.cat(parts, dim=1).sqrt()
 
 
 def assert_near(
-    problem: Problem, x: torch.Tensor, y: torch.Tensor, exact: torch.Tensor, *, name: str = ""
+    problem: Problem,
+    y: torch.Tensor,
+    exact: torch.Tensor,
+    norm: torch.Tensor,
+    *,
+    name: str = "",
 ) -> None:
-    """Compare every element with its bound, and the mean with what it should be."""
+    """Compare every element with its bound, and the mean with what it should be.
+
+    Args:
+        problem: the layer.
+        y: what a kernel gave.
+        exact: what is right, float64.
+        norm: what `norms` says of these rows.
+        name: for the message.
+    """
+    spec = problem.logical.spec
+    if problem.logical.bias is not None:
+        norm = norm + problem.logical.bias.double().abs() / 4
+    steps = spec.k_padded / 16 + spec.groups + SHARES
+    # 2^-25: half a unit of subnormal float16 numbers.
+    bound = steps * 2.0**-22 * 4 * norm + HALF_UNIT[y.dtype] * exact.abs() + 2.0**-25
     error = (y.double() - exact).abs()
-    worst = (error / bound_of(problem, x, exact, y.dtype)).max().item()
+    worst = (error / bound).max().item()
     mean = (error.mean() / exact.abs().mean()).item()
-    text = f"{name} m={len(x)} {problem.logical.spec.shape} {problem.form} {x.dtype} {y.dtype}"
+    text = f"{name} m={len(y)} {spec.shape} {problem.form} {y.dtype}"
     assert worst <= 1.0, f"{text}: {worst:.2f} times the bound"
     assert mean <= MEAN[y.dtype], f"{text}: mean error {mean:.2e} of the mean"

@@ -1,25 +1,76 @@
-"""Problems and plans that together take every kernel of the library. Knows no torch."""
+"""The kernels of a library by their names, and plans that take each of them. Knows no torch."""
 
 import ctypes
-import itertools
-from collections.abc import Iterator
-from typing import NamedTuple
+import re
+from dataclasses import dataclass
 
 from qlinear_service.dtypes import DType
-from qlinear_service.kernels.abi import LinearParams
-from qlinear_service.kernels.cuda_abi import CudaDevice, CudaFlag, CudaPlan
+from qlinear_service.kernels.cuda_abi import CudaDevice, CudaPlan
 
-SIZES = ((70, 200), (64, 1024), (4096, 4096), (200, 11008), (8192, 512))
-ROWS = (1, 3, 9, 13, 17, 30, 33, 61, 77, 130, 250, 512, 1030, 4096)
+NAME = re.compile(r"linear_(f16|bf16)_b(4|8)_rows(\d+)_(g128|g32_64)((?:_[a-z]+)*)")
+MARKS = {"fed": "copy_warp", "wgmma": "warpgroups"}
+"""Ends of names, and the field of a plan that each of them stands for."""
+
+ARRANGEMENTS = ((4, 2), (2, 2), (4, 1), (8, 1), (1, 1))
+"""Warps along n and along k: what must share most comes first; each kernel can have one of them."""
 
 
-class Planned(NamedTuple):
-    """A problem without pointers, and a plan for it."""
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """What a kernel's name says of it."""
 
-    params: LinearParams
-    plan: CudaPlan
-    default: bool
-    """Whether it is what this GPU would do by itself."""
+    number: int
+    name: str
+    dtype: DType
+    """Of x, after float32 was rounded."""
+    bits: int
+    group_size: int
+    """One of those that it is for."""
+    token_blocks: int
+    """Blocks of eight rows of x in a tile."""
+    marks: tuple[str, ...]
+    """Fields of a plan that are 1."""
+
+    @property
+    def tile(self) -> tuple[int, tuple[str, ...]]:
+        """What a plan must say to take it, whatever the format."""
+        return self.token_blocks, self.marks
+
+    def runs_on(self, device: CudaDevice) -> bool:
+        """Say whether a GPU has what the kernel is made of."""
+        hopper = (device.major, device.minor) == (9, 0)
+        return hopper or not self.marks
+
+    def plan(self, *, warps: tuple[int, int], stages: int, ctas: int, whole_tiles: int) -> CudaPlan:
+        """Return a plan that takes this kernel; warps along n and along k."""
+        plan = CudaPlan(
+            token_blocks=self.token_blocks, warps_n=warps[0], warps_k=warps[1], stages=stages,
+            ctas=ctas, whole_tiles=whole_tiles,
+        )  # fmt: skip
+        for mark in self.marks:
+            setattr(plan, mark, 1)
+        return plan
+
+
+def kernels_of(library: ctypes.CDLL) -> list[Kernel]:
+    """Return all kernels of a declared library."""
+    found = []
+    for number in range(library.ql_cuda_kernel_count()):
+        name = library.ql_cuda_kernel_name(number).decode()
+        parts = NAME.fullmatch(name)
+        assert parts is not None, f"kernel {number} has the unexpected name {name!r}"
+        found.append(
+            Kernel(
+                number=number,
+                name=name,
+                dtype=DType.F16 if parts[1] == "f16" else DType.BF16,
+                bits=int(parts[2]),
+                group_size=128 if parts[4] == "g128" else 32,
+                token_blocks=int(parts[3]) // 8,
+                marks=tuple(MARKS[mark] for mark in parts[5].split("_")[1:]),
+            )
+        )
+    return found
 
 
 def described_device(name: str, major: int, minor: int, sms: int, kibibytes: int) -> CudaDevice:
@@ -29,35 +80,3 @@ def described_device(name: str, major: int, minor: int, sms: int, kibibytes: int
         shared_bytes_per_block=kibibytes * 1024, shared_bytes_per_sm=(kibibytes + 1) * 1024,
         l2_bytes=48 << 20, memory_bytes=24 << 30, driver_version=13000, runtime_version=13000,
     )  # fmt: skip
-
-
-def problems() -> Iterator[LinearParams]:
-    """Yield problems of every format, smallest first; all pointers are null."""
-    for (n, k), m in itertools.product(SIZES, ROWS):
-        for bits, group, dtype in itertools.product((4, 8), (128, 32, 64, -1), (1, 2)):
-            yield LinearParams(
-                m=m, n=n, k=k, x_row_stride=k, y_row_stride=n, group_size=group, bits=bits,
-                x_dtype=dtype, compute_dtype=dtype, scale_dtype=DType.F16, bias_dtype=DType.F16,
-                y_dtype=DType.F32, threads=1,
-            )  # fmt: skip
-
-
-def plans_of_each_kernel(
-    library: ctypes.CDLL, device: CudaDevice, per_kernel: int = 1
-) -> dict[int, list[Planned]]:
-    """Return for each kernel the smallest problems that the planner takes it for.
-
-    This GPU's own choices first, then those for one that has nothing of the newest kind: a newer
-    GPU can run all of them.
-    """
-    found: dict[int, list[Planned]] = {}
-    oldest = described_device("oldest", 8, 0, device.sm_count, 163)
-    for described, flags in itertools.product((device, oldest), CudaFlag.__members__.values()):
-        for params in problems():
-            plan = CudaPlan()
-            if library.ql_cuda_plan_linear(params, described, flags, plan) == 0:
-                kept = found.setdefault(plan.kernel, [])
-                if len(kept) < per_kernel:
-                    default = described is device and flags == CudaFlag.NONE
-                    kept.append(Planned(params, plan, default))
-    return found

@@ -1,5 +1,6 @@
 """Which library and which kernels the GPU tests run with, or why they are skipped."""
 
+import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,13 +9,13 @@ from typing import Any
 
 import torch
 
-from qlinear_service.dtypes import DType
 from qlinear_service.errors import BuildError
+from qlinear_service.kernels.abi import LinearParams
 from qlinear_service.kernels.architectures import chosen_architectures
 from qlinear_service.kernels.cuda import CudaKernels
+from qlinear_service.kernels.cuda_abi import CudaDevice, CudaLaunch, CudaPlan, Status
 from qlinear_service.kernels.cuda_library import find_cuda_library
 from qlinear_service.kernels.library_cache import default_cache_dir
-from qlinear_service.layers import QuantizedLinear
 
 VARIABLE = "QLINEAR_CUDA_LIBRARY"
 HIT: set[int] = set()
@@ -41,21 +42,31 @@ def library_path() -> Path:
     return found
 
 
+class RecordingLibrary:
+    """The library, with a note of each linear kernel that the planner took."""
+
+    def __init__(self, library: ctypes.CDLL, info: CudaDevice) -> None:
+        self._library, self._info = library, info
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._library, name)
+
+    def ql_cuda_linear(self, params: LinearParams | None, launch: CudaLaunch | None) -> int:
+        """Launch, and note what ran."""
+        status: int = self._library.ql_cuda_linear(params, launch)
+        if status == Status.OK and params is not None and launch is not None and not launch.plan:
+            plan = CudaPlan()
+            if self._library.ql_cuda_plan_linear(params, self._info, launch.flags, plan) == 0:
+                HIT.add(plan.kernel)
+        return status
+
+
 class RecordingKernels(CudaKernels):
     """The kernels, and a note of each that ran."""
 
-    def linear(
-        self, layer: QuantizedLinear, x: torch.Tensor, output_dtype: DType, **options: Any
-    ) -> torch.Tensor:
-        if len(x):
-            plan = self.plan(layer, len(x), DType.F32 if x.dtype == torch.float32 else _dtype(x),
-                             output_dtype)  # fmt: skip
-            HIT.add(plan.kernel)
-        return super().linear(layer, x, output_dtype, **options)
-
-
-def _dtype(x: torch.Tensor) -> DType:
-    return DType.F16 if x.dtype == torch.float16 else DType.BF16
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.library = RecordingLibrary(self.library, self.info)  # type: ignore[assignment]
 
 
 def open_kernels(**options: Any) -> RecordingKernels:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from closeness import bound_of as summation_bound
-from gpu.bounds import assert_near
+from gpu.bounds import assert_near, norms
 from gpu.loading import RecordingKernels
 from gpu.problems import DTYPES, FORMS, Form, Problem
 from random_layers import random_layer
@@ -36,11 +36,11 @@ def test_error_against_float64(
                  Form(group_size=-1), Form(group_size=64, scale_dtype=DType.F32)):  # fmt: skip
         problem = Problem(kernels.device, n, k, form, exact=False)
         x = problem.normal_x(ROWS[-1], dtype)
-        exact = problem.product(x)
+        exact, norm = problem.product(x), norms(problem, x)
         for m in ROWS:
             for y_dtype in (dtype, torch.float32):
                 y = kernels.linear(problem.layer, x[:m], from_torch(y_dtype))
-                assert_near(problem, x[:m], y, exact[:m])
+                assert_near(problem, y, exact[:m], norm[:m], name=str(dtype))
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
@@ -55,17 +55,17 @@ def test_every_format_and_dtype(kernels: RecordingKernels, form: Form) -> None:
             x = problem.normal_x(30, x_dtype)
             compute = torch.bfloat16 if scale_dtype is DType.BF16 else torch.float16
             seen = x.to(compute) if x_dtype == torch.float32 else x
-            exact = problem.product(seen)
+            exact, norm = problem.product(seen), norms(problem, seen)
             for y_dtype in DTYPES:
                 y = kernels.linear(problem.layer, x, from_torch(y_dtype))
-                assert_near(problem, seen, y, exact)
+                assert_near(problem, y, exact, norm, name=str(x_dtype))
 
 
 def test_the_measure_would_see_a_wrong_group_or_row(kernels: RecordingKernels) -> None:
     """Scales of the neighbouring group, and rows g and g + 8 for each other, are far outside."""
     problem = Problem(kernels.device, 256, 1024, exact=False)
     x = problem.normal_x(16)
-    exact = problem.product(x)
+    exact, norm = problem.product(x), norms(problem, x)
     layer = problem.layer
     shifted = layer.scales.roll(1, dims=1)
     swapped = layer.qweight.view(torch.uint8)
@@ -75,8 +75,9 @@ def test_the_measure_would_see_a_wrong_group_or_row(kernels: RecordingKernels) -
         ("rows", layer.scales, swapped.contiguous()),
     ):
         wrong = type(layer)(spec=layer.spec, qweight=codes, scales=scales)
-        with pytest.raises(AssertionError):
-            assert_near(problem, x, kernels.linear(wrong, x, DType.F16), exact, name=name)
+        y = kernels.linear(wrong, x, DType.F16)
+        with pytest.raises(AssertionError, match=name):
+            assert_near(problem, y, exact, norm, name=name)
 
 
 def assert_like_cpu(kernels: RecordingKernels, layer: object, x: torch.Tensor) -> None:

@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 import torch
-from gpu.formats import described_device
+from gpu.formats import ARRANGEMENTS, Kernel, described_device, kernels_of
 from gpu.loading import RecordingKernels
 from gpu.problems import FEW_FORMS, Form, Problem
 from gpu.running import Call, plan_of
@@ -15,15 +15,9 @@ from gpu.running import Call, plan_of
 from qlinear_service.dtypes import DType
 from qlinear_service.kernels.cuda_abi import CudaFlag, CudaPlan, Status
 
-TILES = ((1, 0), (2, 0), (4, 0), (8, 0), (4, 1), (8, 1), (16, 1))
-"""Blocks of eight rows, and whether warpgroups multiply."""
-
-WARPS = {0: ((1, 1), (1, 3), (1, 8), (1, 16), (2, 1), (2, 4), (2, 7), (4, 2), (4, 3), (8, 1)),
-         1: ((4, 1), (4, 2), (4, 3), (8, 1), (8, 2))}  # fmt: skip
+WARPS = ((1, 1), (1, 3), (1, 8), (1, 16), (2, 1), (2, 4), (2, 7), (4, 1), (4, 2), (4, 3), (8, 1),
+         (8, 2))  # fmt: skip
 """Side by side along n, and sharing out k."""
-
-REASONS = ("registers", "shared memory")
-"""Why this GPU may be unable to run a plan of these lists."""
 
 OTHER_GPUS = (  # name, compute capability, multiprocessors, KiB of shared memory
     ("L4", 8, 9, 58, 99), ("A10", 8, 6, 72, 99), ("RTX A6000", 8, 6, 84, 99),
@@ -32,53 +26,52 @@ OTHER_GPUS = (  # name, compute capability, multiprocessors, KiB of shared memor
 )  # fmt: skip
 
 
-def explicit(
-    tile: tuple[int, int], warps: tuple[int, int], stages: int, ctas: int, whole: int
-) -> CudaPlan:
-    return CudaPlan(
-        token_blocks=tile[0], warpgroups=tile[1], warps_n=warps[0], warps_k=warps[1],
-        stages=stages, ctas=ctas, whole_tiles=whole,
-    )  # fmt: skip
+def tiles_of(kernels: RecordingKernels) -> list[Kernel]:
+    """Return one kernel for each tile that this GPU can multiply by, whatever the format."""
+    every = [kernel for kernel in kernels_of(kernels.library) if kernel.runs_on(kernels.info)]
+    return list({kernel.tile: kernel for kernel in every}.values())
 
 
 @pytest.mark.parametrize("form", FEW_FORMS, ids=str)
-@pytest.mark.parametrize("tile", TILES, ids=str)
-def test_plans_of_every_kind(kernels: RecordingKernels, tile: tuple[int, int], form: Form) -> None:
+def test_plans_of_every_kind(kernels: RecordingKernels, form: Form) -> None:
     """Those that this GPU has no registers or shared memory for are refused, the others right."""
-    if tile[1] and (kernels.info.major, kernels.info.minor) != (9, 0):
-        pytest.skip("only Hopper multiplies by warpgroups")
-    problem = Problem(kernels.device, 200, 1500, form)
-    x = problem.x(75)
+    problem = Problem(kernels.device, 200, 1496, form)
+    x = problem.x(139)
     exact = problem.product(x)
-    rows, columns = 8 * tile[0], 16 if tile[0] == 16 else 32
-    ran: set[tuple[int, int]] = set()
-    kinds = itertools.product(WARPS[tile[1]], (2, 3, 4), sorted({3, min(rows, 75), 75}))
-    for place, (warps, stages, m) in enumerate(kinds):
-        tiles = -(-m // rows) * -(-256 // (columns * warps[0]))
-        steps = tiles * 12
-        counts = [(1, 0), (2, 0), (tiles, 0), (tiles + 1, 0), (steps // 2, 0), (steps, 0),
-                  (58, 0), (72, 0), (84, 0), (108, 0), (128, 0), (1, 1), (tiles, 1)]  # fmt: skip
-        # Some counts of blocks in turn: over all of warps, stages and rows every count is met.
-        for ctas, whole in (counts[(place + i) % len(counts)] for i in (0, 4, 9)):
-            if not 1 <= ctas <= (tiles if whole else steps):
-                continue
-            call = Call(kernels, problem, x[:m], plan=explicit(tile, warps, stages, ctas, whole))
-            if call.run() == Status.BAD_PLAN:
-                text = kernels.library.ql_cuda_error_text().decode()
-                assert any(reason in text for reason in REASONS), text
-                continue
-            call.check(exact[:m])
-            ran.add(warps)
-    assert len(ran) >= 2, "hardly any plan could run"
+    for kernel in tiles_of(kernels):
+        rows = 8 * kernel.token_blocks
+        ran: set[tuple[str, int]] = set()
+        for place, (warps, stages) in enumerate(itertools.product(WARPS, (2, 3, 4, 8))):
+            m = (3, rows, rows + 11)[place % 3]
+            counts = [(1, 0), (2, 0), (3, 0), (7, 0), (24, 0), (48, 0), (58, 0), (72, 0), (84, 0),
+                      (108, 0), (1, 1), (2, 1), (4, 1)]  # fmt: skip
+            # Some counts of blocks in turn: over all of warps, stages and rows every one is met.
+            for ctas, whole in (counts[(place + i) % len(counts)] for i in (0, 4, 9)):
+                plan = kernel.plan(warps=warps, stages=stages, ctas=ctas, whole_tiles=whole)
+                call = Call(kernels, problem, x[:m], plan=plan)
+                status = call.run()
+                if status != Status.BAD_PLAN:
+                    call.check(exact[:m])
+                    ran |= {("warps", WARPS.index(warps)), ("stages", stages)}
+                    ran.add(("whole" if whole else "split", ctas))
+        for name, least in (("warps", 2), ("stages", 2), ("whole", 2), ("split", 5)):
+            assert len([1 for kind, _ in ran if kind == name]) >= least, (kernel.name, name, ran)
 
 
 def test_more_blocks_than_can_run_at_once(kernels: RecordingKernels) -> None:
     """Nobody waits for a block that has not begun: a thousand blocks share one tile."""
     problem = Problem(kernels.device, 32, 128 * 1000, Form(group_size=32))
-    x = problem.x(5)
-    exact = problem.product(x)
-    for ctas in (1, 2, 133, 500, 999, 1000):
-        Call(kernels, problem, x, plan=explicit((1, 0), (1, 2), 3, ctas, 0)).check(exact)
+    for kernel in tiles_of(kernels):
+        x = problem.x(5)
+        exact = problem.product(x)
+        most = 0
+        for warps, ctas in itertools.product(ARRANGEMENTS, (1, 2, 133, 250, 500, 1000)):
+            plan = kernel.plan(warps=warps, stages=2, ctas=ctas, whole_tiles=0)
+            call = Call(kernels, problem, x, plan=plan)
+            if call.run() != Status.BAD_PLAN:  # for some there is too little scratch
+                call.check(exact)
+                most = max(most, ctas)
+        assert most >= 133, kernel.name
 
 
 @pytest.mark.parametrize("gpu", OTHER_GPUS, ids=lambda gpu: gpu[0])

@@ -1,0 +1,234 @@
+"""Launches every kernel once or twice on tiny layers, for compute-sanitizer; checks the results.
+
+    compute-sanitizer --tool memcheck python3 tests/gpu/sanitize.py LIBRARY
+    compute-sanitizer --tool racecheck python3 tests/gpu/sanitize.py LIBRARY 0 14
+
+The numbers are the first kernel and the one to stop before. No pytest and no torch: each tensor is
+an allocation of its own of exactly its size, and what is not written stays uninitialized, so that
+a byte read too far or too early is seen. Prints how many launches were right; exits with 1 if
+one was not.
+"""
+
+import ctypes
+import itertools
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "service"))
+
+from gpu.formats import ARRANGEMENTS, Kernel, kernels_of
+
+from qlinear_service.dtypes import DType
+from qlinear_service.kernels import cuda_abi, layout
+from qlinear_service.kernels.abi import GatherParams, LinearParams
+from qlinear_service.kernels.cuda_abi import CudaDevice, CudaLaunch, CudaPlan, Status
+
+COUNTER_BYTES = 1024 * 1024
+Array = npt.NDArray[np.generic]
+
+
+class Memory:
+    """Device memory through the driver: one allocation for each array."""
+
+    def __init__(self) -> None:
+        self._driver = ctypes.CDLL("libcuda.so.1")
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        self._call("cuInit", 0)
+        self._call("cuDeviceGet", ctypes.byref(device), 0)
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        self._call("cuCtxSetCurrent", context)
+        self._taken: list[int] = []
+
+    def _call(self, name: str, *arguments: object) -> None:
+        status = getattr(self._driver, name)(*arguments)
+        assert status == 0, f"{name}: CUDA driver error {status}"
+
+    def take(self, nbytes: int) -> int:
+        """Return the address of uninitialized memory."""
+        address = ctypes.c_uint64()
+        self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(nbytes))
+        self._taken.append(address.value)
+        return address.value
+
+    def put(self, array: Array) -> int:
+        """Return the address of a copy of `array`."""
+        whole = np.ascontiguousarray(array)
+        address = self.take(whole.nbytes)
+        pointer = ctypes.c_void_p(whole.ctypes.data)
+        self._call(
+            "cuMemcpyHtoD_v2", ctypes.c_uint64(address), pointer, ctypes.c_size_t(whole.nbytes)
+        )
+        return address
+
+    def clear(self, address: int, nbytes: int) -> None:
+        """Write zeros."""
+        self._call("cuMemsetD8_v2", ctypes.c_uint64(address), 0, ctypes.c_size_t(nbytes))
+
+    def get(self, address: int, like: Array) -> Array:
+        """Wait for the device and return what lies there."""
+        self._call("cuCtxSynchronize")
+        found = np.empty_like(like)
+        pointer = ctypes.c_void_p(found.ctypes.data)
+        self._call(
+            "cuMemcpyDtoH_v2", pointer, ctypes.c_uint64(address), ctypes.c_size_t(found.nbytes)
+        )
+        return found
+
+    def give_back(self) -> None:
+        """Free everything."""
+        for address in self._taken:
+            self._call("cuMemFree_v2", ctypes.c_uint64(address))
+        self._taken.clear()
+
+
+def encoded(values: npt.NDArray[np.float32], dtype: int) -> Array:
+    """Return small numbers as the library reads them."""
+    if dtype == DType.BF16:
+        return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return values.astype(np.float16 if dtype == DType.F16 else np.float32)
+
+
+@cache
+def places(n: int, k: int, bits: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the byte and the shift of every code, [n, k]."""
+    k_padded = layout.round_up(k, layout.PAD_K)
+    found = [[layout.code_place(i, j, k_padded, bits) for j in range(k)] for i in range(n)]
+    both = np.array(found, dtype=np.int64)
+    return both[..., 0], both[..., 1]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One launch: a kernel's format with sizes, dtypes and a plan that make it work hard."""
+
+    params: LinearParams
+    plans: list[CudaPlan]
+    """The first that this GPU can run is taken."""
+    zeros: bool
+    bias: bool
+
+
+def cases_of(kernel: Kernel) -> list[Case]:
+    """Whole tiles with ragged ends, and tiles that three thread blocks share."""
+    rows = 8 * kernel.token_blocks
+    cases = []
+    for n, k, m, whole in ((70, 200, rows + 3, 1), (64, 1024, rows - 3, 0)):
+        params = LinearParams(
+            m=m, n=n, k=k, x_row_stride=k, y_row_stride=n + (3 if whole else 0), threads=1,
+            group_size=kernel.group_size, bits=kernel.bits, compute_dtype=kernel.dtype,
+            x_dtype=kernel.dtype, scale_dtype=DType.F16 if whole else DType.F32,
+            y_dtype=DType.F16 if whole else DType.F32, bias_dtype=DType.BF16,
+        )  # fmt: skip
+        if whole and not kernel.marks and kernel.dtype == DType.F16:
+            params.x_dtype = DType.F32  # converted on its way, which the copy engine cannot do
+        ctas = 2 if whole else 3
+        plans = [kernel.plan(warps=warps, stages=2, ctas=ctas, whole_tiles=whole)
+                 for warps in ARRANGEMENTS]  # fmt: skip
+        cases.append(Case(params, plans, zeros=not whole, bias=bool(whole)))
+    return cases
+
+
+def launch_and_compare(library: ctypes.CDLL, memory: Memory, case: Case) -> str:
+    """Return "" or what is wrong."""
+    params, draw = LinearParams.from_buffer_copy(case.params), np.random.default_rng(0)
+    m, n, k, bits = params.m, params.n, params.k, params.bits
+    n_padded, k_padded = layout.round_up(n, layout.PAD_N), layout.round_up(k, layout.PAD_K)
+    groups = layout.group_count(k_padded, params.group_size)
+    packed = draw.integers(0, 256, layout.qweight_bytes(n_padded, k_padded, bits), dtype=np.uint8)
+    scales = np.exp2(draw.integers(-2, 1, (n_padded // 16, groups, 16))).astype(np.float32)
+    zeros = draw.integers(0, 2**bits, scales.shape, dtype=np.uint8)
+    bias = draw.integers(-9, 9, n).astype(np.float32)
+    x = draw.integers(-2, 3, (m, k)).astype(np.float32)
+
+    byte, shift = places(n, k, bits)
+    codes = packed[byte] >> shift & (2**bits - 1)
+    rows = np.arange(n)
+    position = 2 * (rows % 8) + rows % 16 // 8
+    group = np.zeros(k, np.int64) if params.group_size == -1 else np.arange(k) // params.group_size
+    scale_of = scales[rows[:, None] // 16, group, position[:, None]]
+    zero_of = zeros[rows[:, None] // 16, group, position[:, None]].astype(np.int64)
+    weights = scale_of * (codes.astype(np.int64) - (zero_of if case.zeros else 2 ** (bits - 1)))
+    expected = x @ weights.T.astype(np.float32) + (bias if case.bias else 0)
+
+    params.x, params.qweight = memory.put(encoded(x, params.x_dtype)), memory.put(packed)
+    params.scales = memory.put(encoded(scales, params.scale_dtype))
+    params.zeros = memory.put(zeros) if case.zeros else None
+    params.bias = memory.put(encoded(bias, params.bias_dtype)) if case.bias else None
+    y = np.empty(
+        (m, params.y_row_stride), np.float16 if params.y_dtype == DType.F16 else np.float32
+    )
+    params.y = memory.take(y.nbytes - (params.y_row_stride - n) * y.itemsize)
+    nbytes = library.ql_cuda_workspace_bytes()
+    launch = CudaLaunch(device=0, workspace=memory.take(nbytes), workspace_bytes=nbytes)
+    memory.clear(launch.workspace, COUNTER_BYTES)
+    status = int(Status.BAD_PLAN)
+    for plan in case.plans:
+        if status == Status.BAD_PLAN:
+            launch.plan = ctypes.pointer(plan)
+            status = library.ql_cuda_linear(params, launch)
+    if status != Status.OK:
+        return f"status {status}: {library.ql_cuda_error_text().decode()}"
+    flat = memory.get(params.y, y.ravel()[: y.size - (params.y_row_stride - n)])
+    got = np.stack([flat[i * params.y_row_stride :][:n] for i in range(m)])
+    wrong = got != expected.astype(y.dtype)
+    return f"{wrong.sum()} of {wrong.size} are wrong" if wrong.any() else ""
+
+
+def run_helpers(library: ctypes.CDLL, memory: Memory) -> None:
+    """Launch the gather, the dequantization and the read kernels."""
+    launch = CudaLaunch(device=0)
+    x, order = np.arange(3 * 77, dtype=np.float32).reshape(3, 77), np.arange(77)[::-1]
+    for array in (x, x.astype(np.float16)):
+        gather = GatherParams(
+            x=memory.put(array), permutation=memory.put(order.astype(np.int32)),
+            out=memory.take(array.nbytes), m=3, k=77, x_row_stride=77, item_bytes=array.itemsize,
+        )  # fmt: skip
+        assert library.ql_cuda_gather(gather, launch) == Status.OK
+        assert (memory.get(gather.out, array) == array[:, order]).all()
+    for bits, dtype in itertools.product((4, 8), DType):
+        params = LinearParams(
+            n=70, k=200, group_size=32, bits=bits, x_dtype=1, y_dtype=1, compute_dtype=1,
+            scale_dtype=3, bias_dtype=1, scales=memory.put(np.ones((8, 8, 16), np.float32)),
+            qweight=memory.put(np.full(layout.qweight_bytes(128, 256, bits), 255, np.uint8)),
+        )  # fmt: skip
+        out = encoded(np.full((54, 200), 2 ** (bits - 1) - 1, np.float32), dtype)
+        address = memory.take(out.nbytes)
+        status = library.ql_cuda_dequantize(params, 16, 54, dtype, address, launch)
+        assert status == Status.OK, status
+        assert (memory.get(address, out) == out).all()
+    buffer, sink = memory.put(np.ones(100_000, np.int64)), memory.take(64)
+    for variant in range(library.ql_cuda_read_variants()):
+        status = library.ql_cuda_read_probe(buffer, 800_000, variant, sink, launch)
+        assert status == Status.OK, status
+    memory.get(buffer, np.ones(1))
+
+
+def main() -> int:
+    """Run what the command line names."""
+    library = cuda_abi.declare(ctypes.CDLL(sys.argv[1]))
+    assert cuda_abi.sizes(library) == cuda_abi.expected_sizes(), "another version of the library"
+    first, last = (int(word) for word in (*sys.argv[2:], 0, 1 << 30)[:2])
+    device, memory = CudaDevice(), Memory()
+    assert library.ql_cuda_device_info(0, device) == Status.OK
+    right, faults = 0, []
+    for kernel in kernels_of(library)[first:last]:
+        for case in cases_of(kernel) if kernel.runs_on(device) else ():
+            fault = launch_and_compare(library, memory, case)
+            memory.give_back()
+            right += not fault
+            tiles = "whole" if case.plans[0].whole_tiles else "split"
+            faults += [f"{kernel.name}, {tiles} tiles: {fault}"] if fault else []
+    if first == 0:
+        run_helpers(library, memory)
+    print("\n".join([*faults, f"{right} launches right, {len(faults)} wrong"]))
+    return 1 if faults or not right else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
