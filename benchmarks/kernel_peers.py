@@ -116,7 +116,7 @@ class Humming:
         layer = self._layer(cell)
         tuning = self.tuning(layer.config, cell.m)
         kernels = self._kernel.prepare_kernels(
-            layer.config.to_str(), None, [[cell.m - 1, cell.m, tuning]], self._gpu.device.index
+            layer.config.to_str(), None, [[0, cell.m, tuning]], self._gpu.device.index
         )
 
         def product(tensors: dict[str, torch.Tensor]) -> Call:

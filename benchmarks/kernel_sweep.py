@@ -21,10 +21,13 @@ from qlinear_service.kernels import layout
 from qlinear_service.kernels.cuda_abi import CudaPlan, Status
 from qlinear_service.kernels.torch_types import to_torch
 
-SET = ("token_blocks", "warpgroups", "warps_n", "warps_k", "stages", "ctas", "whole_tiles")
+SET = ("token_blocks", "warpgroups", "copy_warp", "warps_n", "warps_k", "stages", "ctas")
+SET += ("whole_tiles",)
 FIELDS = tuple(name for name, *_ in CudaPlan._fields_ if name in SET)
 """What a candidate sets; the library derives the rest."""
 TOKEN_BLOCKS = (1, 2, 4, 8, 16)
+FORMS = ((0, 0), (0, 1), (1, 1))
+"""Warps that copy for themselves, warps that are fed, warpgroups that are fed."""
 WARPS_N = (1, 2, 4, 8)
 WARPS_K = (1, 2, 3, 4, 6, 8, 12, 16)
 WARPS = range(2, 17)
@@ -51,8 +54,8 @@ def candidates(own: Values, cell: Cell, sm_count: int) -> list[Values]:
     Some of them no kernel can run: the library knows, and refuses.
     """
     found = [own]
-    forms = itertools.product(_token_blocks(cell.m), (0, 1), WARPS_N, WARPS_K)
-    for token_blocks, warpgroups, warps_n, warps_k in forms:
+    forms = itertools.product(_token_blocks(cell.m), FORMS, WARPS_N, WARPS_K)
+    for token_blocks, (warpgroups, copy_warp), warps_n, warps_k in forms:
         if warps_n * warps_k not in WARPS:
             continue
         cuts = _cuts(cell, token_blocks, warps_n, sm_count)
@@ -60,6 +63,7 @@ def candidates(own: Values, cell: Cell, sm_count: int) -> list[Values]:
             plan = {
                 "token_blocks": token_blocks,
                 "warpgroups": warpgroups,
+                "copy_warp": copy_warp,
                 "warps_n": warps_n,
                 "warps_k": warps_k,
                 "stages": stages,
@@ -102,8 +106,8 @@ def plan_text(values: Values) -> str:
     return (
         f"rows {values['token_blocks'] * ROWS_PER_BLOCK} warps {values['warps_n']}x"
         f"{values['warps_k']} stages {values['stages']} ctas {values['ctas']} {cut}"
-        + " warpgroups"
-        * bool(values.get("warpgroups"))
+        + " fed" * bool(values.get("copy_warp"))
+        + " warpgroups" * bool(values.get("warpgroups"))
     )
 
 

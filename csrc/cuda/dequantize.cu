@@ -19,7 +19,7 @@ struct DequantizeArgs {
   int bits, scale_dtype, out_dtype;
 };
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     dequantize(const __grid_constant__ DequantizeArgs args) {
   const int64_t item = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (item >= args.items) return;

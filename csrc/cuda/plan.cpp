@@ -71,7 +71,7 @@ constexpr double kL2BytesPerMicrosecond = 60e3;     // per multiprocessor, weigh
 constexpr double kShareBytesPerMicrosecond = 50e3;  // at which one thread block adds up shares
 constexpr double kSplitMicroseconds = 5.0;          // what split tiles take beside that
 constexpr double kFeedMicroseconds = 0.4;           // between two steps that are copied for others
-constexpr double kTileMicroseconds = 0.6;           // what the end of a tile takes
+constexpr double kTileMicroseconds = 1.3;           // what the end of a tile takes
 // Time per step beside the memory's, by rows of a tile and by who multiplies.
 constexpr double slowdown(int token_blocks, bool fed) {
   return token_blocks == 1   ? (fed ? 1.0 : 1.1)

@@ -126,7 +126,14 @@ def test_plain_weights_of_a_peer_are_unpacked_lowest_bits_first() -> None:
 
 
 def test_candidates_begin_with_the_plan_that_there_is() -> None:
-    values = {"token_blocks": 2, "warpgroups": 0, "warps_n": 2, "warps_k": 8, "stages": 4}
+    values = {
+        "token_blocks": 2,
+        "warpgroups": 0,
+        "copy_warp": 0,
+        "warps_n": 2,
+        "warps_k": 8,
+        "stages": 4,
+    }
     values |= {"ctas": 132, "whole_tiles": 0}
     own = {name: values[name] for name in kernel_sweep.FIELDS}
     assert {"token_blocks", "warps_n", "ctas"} <= own.keys()
