@@ -11,6 +11,12 @@ from qlinear_service.measured import Load
 from qlinear_service.metrics import Metrics
 from qlinear_service.roofline import Roofline
 
+GPU_GAUGES = {
+    f"qlinear_gpu_{name}": 1.0
+    for name in ("clock_hertz", "throttled", "power_watts", "temperature_celsius")
+}
+"""What a GPU might say of itself."""
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -50,6 +56,7 @@ def metrics_of(
     roofline: Roofline | None = None,
     waiting: Mapping[str, int] | None = None,
     clock: Callable[[], float] = time.monotonic,
+    gauges: Mapping[str, float] | None = None,
 ) -> Metrics:
     """Return metrics that know these layers, and a queue with that many rows of each waiting."""
     metrics = Metrics(
@@ -62,7 +69,12 @@ def metrics_of(
     rows = waiting or {}
     load = Load(queue_rows=lambda: rows, inflight_bytes=lambda: 0, queue_limit_bytes=1 << 20)
     metrics.started(
-        layers=map(Layer, specs), kernels="torch", load_seconds=0.5, roofline=roofline, load=load
+        layers=map(Layer, specs),
+        kernels="torch",
+        load_seconds=0.5,
+        roofline=roofline,
+        load=load,
+        gauges=None if gauges is None else lambda: gauges,
     )
     return metrics
 

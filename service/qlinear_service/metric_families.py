@@ -249,8 +249,8 @@ _TABLE: tuple[Family, ...] = (
         ("device",),
         "1 while power, heat or hardware keep the clock down; kernels are slower then.",
     ),
-    Family("qlinear_gpu_power_watts", "gauge", ("device",), "What the GPU draws."),
-    Family("qlinear_gpu_temperature_celsius", "gauge", ("device",), "How warm the GPU is."),
+    Family("qlinear_gpu_power_watts", "gauge", ("device",), "Power that the GPU draws now."),
+    Family("qlinear_gpu_temperature_celsius", "gauge", ("device",), "How warm the GPU is now."),
     Family("qlinear_load_seconds", "gauge", (), "From the start of loading to readiness."),
     Family("qlinear_ready", "gauge", (), "1 while calls are answered, 0 at start and drain."),
     Family(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from measured_layers import Layer, Spec, metrics_of, names, samples_of, scrape, value
+from measured_layers import GPU_GAUGES, Layer, Spec, metrics_of, names, samples_of, scrape, value
 from prometheus_client import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -21,7 +21,7 @@ from qlinear_service.roofline import Roofline
 UP, DOWN, TWIN = Spec("up", n=16), Spec("down", n=32), Spec("up", n=16, model="other")
 ROOFLINE = Roofline(sizes_bytes=(100, 200), read_seconds=(1e-6, 4e-6), products_per_second=1e9)
 
-# Section 7 of the design, without what needs a GPU or a tuned table: name -> type and labels.
+# Section 7 of the design, without what needs a tuned table: name -> type and labels.
 CONTRACT = {
     "qlinear_requests_total": ("counter", {"method", "layer", "code"}),
     "qlinear_request_seconds": ("histogram", {"method", "shape"}),
@@ -44,6 +44,7 @@ CONTRACT = {
     "qlinear_queue_limit_bytes": ("gauge", set()),
     "qlinear_layers_loaded": ("gauge", set()),
     "qlinear_weight_bytes": ("gauge", {"device"}),
+    **{name: ("gauge", {"device"}) for name in GPU_GAUGES},
     "qlinear_load_seconds": ("gauge", set()),
     "qlinear_ready": ("gauge", set()),
     "qlinear_build_info": ("gauge", {"version", "device", "kernels"}),
@@ -75,7 +76,7 @@ def everything(metrics: Metrics) -> None:
 
 
 def test_every_metric_of_the_contract_has_its_type_and_labels() -> None:
-    metrics = metrics_of(UP, roofline=ROOFLINE, waiting={"m/up": 3})
+    metrics = metrics_of(UP, roofline=ROOFLINE, waiting={"m/up": 3}, gauges=GPU_GAUGES)
     everything(metrics)
     text = generate_latest(metrics.registry).decode()
     found = {}
@@ -103,12 +104,11 @@ def test_the_documentation_names_every_metric() -> None:
 
 def first_cell(row: str) -> list[str]:
     """Return the names in the first cell of a table's row; the heading has none."""
-    cell = row.split("|")[1] if row.startswith("| `") else ""
-    return re.findall(r"`(\w+)`", cell)
+    return re.findall(r"`(\w+)`", row.split("|")[1]) if row.startswith("| `") else []
 
 
 def test_openmetrics_parses_too() -> None:
-    metrics = metrics_of(UP, roofline=ROOFLINE, waiting={"m/up": 3})
+    metrics = metrics_of(UP, roofline=ROOFLINE, waiting={"m/up": 3}, gauges=GPU_GAUGES)
     everything(metrics)
     text = generate_openmetrics(metrics.registry).decode()
     assert "_created" not in text
@@ -295,6 +295,6 @@ def test_the_page_escapes_names_and_needs_nothing_from_elsewhere() -> None:
     assert len(page.encode()) < 100_000
     for foreign in ("http:", "https:", "//", "src=", "url(", "@import"):
         assert foreign not in page, foreign
-    evil = Spec("<script>alert(1)</script>", n=8)
-    assert "<script>alert" not in render(metrics_of(evil))
-    assert "&lt;script&gt;alert" in render(metrics_of(evil))
+    evil = render(metrics_of(Spec("<script>alert(1)</script>", n=8)))
+    assert "<script>alert" not in evil
+    assert "&lt;script&gt;alert" in evil
