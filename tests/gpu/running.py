@@ -9,13 +9,16 @@ from gpu.problems import Problem, assert_same
 from qlinear_service.dtypes import DType
 from qlinear_service.kernels.abi import LinearParams
 from qlinear_service.kernels.cuda import CudaKernels
-from qlinear_service.kernels.cuda_abi import CudaFlag, CudaLaunch, CudaPlan
+from qlinear_service.kernels.cuda_abi import CudaFlag, CudaLaunch, CudaPlan, Status
 from qlinear_service.kernels.torch_types import from_torch
 
 GUARD_BYTES = 4096
 GUARD = 0xA5
 COUNTER_BYTES = 1024 * 1024
 """What a workspace begins with: kCounterBytes of csrc/partition.h."""
+
+STEP_K = 128
+"""Input features that no cut divides: kStepK of csrc/partition.h."""
 
 
 def rounded(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -114,6 +117,19 @@ class Call:
     def counters(self) -> torch.Tensor:
         return self.workspace.bytes[:COUNTER_BYTES]
 
+    def needed_bytes(self) -> int:
+        """Return the smallest workspace that the call does not refuse; 0 where it needs none."""
+        whole = self.launch.workspace_bytes
+        low, high = 0, whole
+        while low < high:
+            self.launch.workspace_bytes = (low + high) // 2
+            if self.run() == Status.WORKSPACE:
+                low = self.launch.workspace_bytes + 1
+            else:
+                high = self.launch.workspace_bytes
+        self.launch.workspace_bytes = whole
+        return low
+
     def run(self) -> int:
         """Launch on torch's current stream and return the status."""
         self.launch.stream = torch.cuda.current_stream(self.kernels.device).cuda_stream
@@ -131,6 +147,16 @@ class Call:
         self.workspace.assert_intact("the workspace")
         assert self._y_rows[:, self.y.shape[1] :].isnan().all(), "written between rows of y"
         assert not self.counters.any(), "counters are left behind"
+
+
+def split_plan(kernels: CudaKernels, problem: Problem, x: torch.Tensor) -> CudaPlan:
+    """Return the planner's plan, changed so that thread blocks share tiles."""
+    status, plan = plan_of(kernels, problem, len(x), from_torch(x.dtype))
+    assert status == 0, kernels.library.ql_cuda_error_text()
+    tiles, steps = plan.m_tiles * plan.n_tiles, problem.logical.spec.k_padded // STEP_K
+    # Neither a multiple nor a divisor of the tiles; more would need too much scratch.
+    plan.whole_tiles, plan.ctas = 0, min(tiles * steps, tiles + tiles // 2 + 1, 131)
+    return plan
 
 
 def plan_of(

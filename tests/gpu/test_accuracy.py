@@ -16,6 +16,7 @@ from qlinear_service.dtypes import DType
 from qlinear_service.kernels import build, packing, reference
 from qlinear_service.kernels.backends import CpuKernels
 from qlinear_service.kernels.torch_types import from_torch
+from qlinear_service.layers import LogicalLayer
 
 VECTORS = Path(__file__).parents[1] / "data" / "vectors"
 WITH_OUTPUTS = sorted(path.parent.name for path in VECTORS.glob("*/reference.npz"))
@@ -80,10 +81,19 @@ def test_the_measure_would_see_a_wrong_group_or_row(kernels: RecordingKernels) -
             assert_near(problem, y, exact, norm, name=name)
 
 
-def assert_like_cpu(kernels: RecordingKernels, layer: object, x: torch.Tensor) -> None:
+@pytest.fixture(scope="module")
+def cpu() -> CpuKernels:
+    try:
+        with build.cpu_library(build.default_cache_dir()) as path:
+            return CpuKernels(path, threads=4)
+    except build.ToolMissing as missing:
+        pytest.skip(str(missing))
+
+
+def assert_alike(
+    kernels: RecordingKernels, cpu: CpuKernels, layer: LogicalLayer, x: torch.Tensor
+) -> None:
     """Compare both kernels with float64 and with each other."""
-    assert isinstance(layer, packing.LogicalLayer)
-    cpu = CpuKernels(build.build_cpu_library(build.default_cache_dir()), threads=4)
     packed = packing.pack(layer)
     on_gpu = kernels.to_device(packed)
     exact = reference.linear(layer, x, output_dtype=DType.F32, precision=torch.float64).double()
@@ -96,14 +106,14 @@ def assert_like_cpu(kernels: RecordingKernels, layer: object, x: torch.Tensor) -
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_cpu_and_gpu_agree(kernels: RecordingKernels, form: Form) -> None:
+def test_cpu_and_gpu_agree(kernels: RecordingKernels, cpu: CpuKernels, form: Form) -> None:
     """Layers from the CPU's own tests, packed on the CPU."""
     for m, n, k in ((1, 100, 200), (9, 256, 1024), (70, 33, 2500)):
         layer = random_layer(
             n=n, k=k, bits=form.bits, group_size=form.group_size, symmetric=form.symmetric,
             bias=True, permuted=form.symmetric, scale_dtype=DType(1 + k % 3),
         )  # fmt: skip
-        assert_like_cpu(kernels, layer, torch.randn(m, k).half())
+        assert_alike(kernels, cpu, layer, torch.randn(m, k).half())
 
 
 def test_there_are_vectors_with_outputs() -> None:
@@ -124,4 +134,12 @@ def test_outputs_of_real_checkpoints(kernels: RecordingKernels, name: str) -> No
                 y = kernels.linear(on_gpu, x.to(kernels.device), dtype).cpu().double()
                 bound = CUT_SUMS * summation_bound(layer, x, expected, dtype)
                 assert ((y - expected).abs() <= bound).all(), spec.module
-            assert_like_cpu(kernels, layer, x)
+
+
+@pytest.mark.parametrize("name", WITH_OUTPUTS)
+def test_cpu_and_gpu_agree_on_real_checkpoints(
+    kernels: RecordingKernels, cpu: CpuKernels, name: str
+) -> None:
+    checkpoint = open_checkpoint(VECTORS / name)
+    for spec in checkpoint.layers:
+        assert_alike(kernels, cpu, checkpoint.load(spec.module), torch.randn(5, spec.k).half())

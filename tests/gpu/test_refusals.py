@@ -8,7 +8,7 @@ import pytest
 import torch
 from gpu.loading import RecordingKernels, library_path, memory_of_its_own
 from gpu.problems import Form, Problem
-from gpu.running import Call, plan_of
+from gpu.running import COUNTER_BYTES, Call, split_plan
 
 from qlinear_service.dtypes import DType
 from qlinear_service.errors import BuildError
@@ -24,10 +24,8 @@ def problem(device: torch.device) -> Problem:
 
 @pytest.fixture
 def call(kernels: RecordingKernels, problem: Problem) -> Call:
-    status, plan = plan_of(kernels, problem, 3)
-    assert status == 0
-    assert plan.workspace_bytes > 0
-    return Call(kernels, problem, problem.x(3), plan=plan)
+    x = problem.x(3)
+    return Call(kernels, problem, x, plan=split_plan(kernels, problem, x))
 
 
 @pytest.mark.parametrize(
@@ -94,8 +92,8 @@ def test_null_structs(kernels: RecordingKernels, call: Call) -> None:
 
 @pytest.mark.parametrize("fault", ["null", "misaligned", "one byte short"])
 def test_a_workspace_that_does_not_do(call: Call, fault: str) -> None:
-    assert call.plan is not None
-    call.launch.workspace_bytes = call.plan.workspace_bytes
+    call.launch.workspace_bytes = call.needed_bytes()
+    assert call.launch.workspace_bytes > COUNTER_BYTES
     assert call.run() == Status.OK
     if fault == "null":
         call.launch.workspace = None
@@ -144,6 +142,7 @@ def test_a_plan_that_needs_more_shared_memory_than_there_is(
     kernels: RecordingKernels, call: Call
 ) -> None:
     assert call.plan is not None
+    call.plan.warpgroups = call.plan.copy_warp = 0
     call.plan.token_blocks, call.plan.warps_n, call.plan.warps_k = 8, 1, 8
     call.plan.stages = 4
     assert call.run() == Status.BAD_PLAN
@@ -191,7 +190,7 @@ from qlinear_service.kernels.cuda import DeviceLost
 kernels = open_kernels()
 problem = Problem(kernels.device, 64, 4096)
 call = Call(kernels, problem, problem.x(3))
-call.params.x = 0x100  # no such address
+call.params.qweight = 0x100  # no such address
 assert call.run() == 0
 try:
     kernels.wait()

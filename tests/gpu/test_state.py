@@ -3,16 +3,18 @@
 Graphs and streams: test_streams.py.
 """
 
+import itertools
+
 import pytest
 import torch
 from gpu.loading import RecordingKernels
 from gpu.problems import FEW_FORMS, Form, Problem, assert_same
-from gpu.running import Call, plan_of, rounded
+from gpu.running import Call, rounded, split_plan
 
 from qlinear_service.dtypes import DType
 from qlinear_service.kernels.cuda_abi import CudaFlag
 
-# Whole tiles and tiles that many blocks share, one tile and many of them.
+# One tile and many of them, few rows and many, short and long k.
 SHAPES = ((1, 4096, 64), (1, 4096, 4096), (7, 11008, 200), (16, 1024, 1030), (40, 8192, 520),
           (64, 3000, 96), (130, 4096, 300), (300, 520, 2100))  # fmt: skip
 
@@ -26,25 +28,24 @@ def problems(device: torch.device) -> list[tuple[Problem, torch.Tensor]]:
     return found
 
 
-def test_shapes_split_tiles_and_do_not(kernels: RecordingKernels) -> None:
-    """What the tests below rely on."""
-    plans = [plan_of(kernels, problem, len(x))[1] for problem, x in problems(kernels.device)]
-    assert {bool(plan.whole_tiles) for plan in plans} == {True, False}
-    assert any(not plan.whole_tiles and plan.ctas > plan.m_tiles * plan.n_tiles for plan in plans)
-
-
 def test_memory_around_y_and_the_workspace_is_left_alone(kernels: RecordingKernels) -> None:
-    """The workspace is not a byte larger than the plan says, its scratch and y full of NaN."""
+    """The workspace is not a byte larger than the plan needs, its scratch and y full of NaN."""
+    split = 0
     for problem, x in problems(kernels.device):
         exact = problem.product(x)
-        for dtype, gap in ((torch.float32, 0), (torch.float16, 3)):
-            call = Call(kernels, problem, x, dtype, y_stride=problem.logical.spec.n + gap)
-            _, plan = plan_of(kernels, problem, len(x), DType(1 if x.dtype == torch.float16 else 2))
-            if plan.workspace_bytes:
-                call.use_workspace(plan.workspace_bytes)
+        n = problem.logical.spec.n
+        for plan, (dtype, gap) in itertools.product(
+            (None, split_plan(kernels, problem, x)), ((torch.float32, 0), (torch.float16, 3))
+        ):
+            call = Call(kernels, problem, x, dtype, plan=plan, y_stride=n + gap)
+            needed = call.needed_bytes()
+            if needed:
+                call.use_workspace(needed)
+                split += 1
             for _ in range(3):
                 call.y.fill_(float("nan"))
                 call.check(exact)
+    assert split >= 2 * len(SHAPES)
 
 
 def test_a_plan_that_splits_no_tile_needs_no_workspace(kernels: RecordingKernels) -> None:
@@ -66,19 +67,25 @@ def test_inputs_are_only_read(kernels: RecordingKernels) -> None:
             assert torch.equal(tensor.view(torch.uint8), copy.view(torch.uint8))
 
 
+@pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("place", range(len(SHAPES)))
-def test_a_thousand_launches_give_the_same_bits(kernels: RecordingKernels, place: int) -> None:
+def test_a_thousand_launches_give_the_same_bits(
+    kernels: RecordingKernels, place: int, split: bool
+) -> None:
     m, k, n = SHAPES[place]
     problem = Problem(kernels.device, n, k, FEW_FORMS[place % len(FEW_FORMS)], exact=False)
     x = problem.normal_x(m)
-    first = kernels.linear(problem.layer, x, DType.F32)
+    plan = split_plan(kernels, problem, x) if split else None
+    call = Call(kernels, problem, x, plan=plan)
+    assert call.run() == 0
+    first = call.y.clone()
     differing = torch.zeros((), dtype=torch.int64, device=kernels.device)
-    y = torch.empty_like(first)
     for _ in range(1000):
-        y.fill_(float("nan"))
-        kernels.linear(problem.layer, x, DType.F32, out=y)
-        differing += (y != first).any()
+        call.y.fill_(float("nan"))
+        assert call.run() == 0
+        differing += (call.y != first).any()
     assert differing.item() == 0
+    assert not call.counters.any()
 
 
 def test_one_workspace_serves_all_shapes_in_turn(kernels: RecordingKernels) -> None:
@@ -92,6 +99,8 @@ def test_one_workspace_serves_all_shapes_in_turn(kernels: RecordingKernels) -> N
             problem, x, expected = everything[place]
             rows = int(torch.randint(1, len(x) + 1, (), generator=draw))
             call = Call(kernels, problem, x[:rows])
+            if rows % 2:
+                call.plan = split_plan(kernels, problem, x[:rows])
             workspace = workspace or call.workspace
             call.launch.workspace = workspace.bytes.data_ptr()
             assert call.run() == 0

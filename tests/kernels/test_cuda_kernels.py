@@ -97,6 +97,8 @@ def test_rows_that_are_apart_overlap_or_stand_alone(
         kernels.linear(layer, torch.randn(200, 4).half().T, DType.F32)
     with pytest.raises(ValueError, match=r"x is \[2, 199\] on cpu; expected \[m, 200\]"):
         kernels.linear(layer, wide[:2, :199], DType.F32)
+    with pytest.raises(ValueError, match=r"dtype is torch.float64; expected float16"):
+        kernels.linear(layer, wide[:2, :200].double(), DType.F32)
 
 
 def test_the_result_goes_where_it_is_asked_to_go(kernels: HostKernels, fake: ctypes.CDLL) -> None:
@@ -108,7 +110,10 @@ def test_the_result_goes_where_it_is_asked_to_go(kernels: HostKernels, fake: cty
     assert torch.equal(y, kernels.linear(layer, x, DType.F32))
     assert (room[:, :20] == 7).all()
     assert (room[:, 90:] == 7).all()
-    for wrong in (room[:, :69], room[:2, :70], room[:, :70].half(), torch.empty(70, 3).T):
+    overlapping = room.as_strided((3, 70), (60, 1))
+    for wrong in (
+        room[:, :69], room[:2, :70], room[:, :70].half(), torch.empty(70, 3).T, overlapping,
+    ):  # fmt: skip
         with pytest.raises(ValueError, match="out"):
             kernels.linear(layer, x, DType.F32, out=wrong)
 
@@ -131,6 +136,24 @@ def test_each_stream_has_a_zeroed_workspace_of_its_own(
         assert not any(ctypes.string_at(launch.workspace, launch.workspace_bytes))
         assert workspaces.setdefault(launch.stream, launch.workspace) == launch.workspace
     assert len(workspaces) == len(set(workspaces.values())) == 3
+
+
+def test_what_is_allocated_belongs_to_the_stream_that_uses_it(
+    kernels: HostKernels, host: HostCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or torch would hand the memory to others while the launch still writes there."""
+    current: list[object] = []
+    empty = torch.empty
+
+    def noted(*shape: object, **form: object) -> torch.Tensor:
+        current.append(host.current_stream(None))
+        return empty(*shape, **form)  # type: ignore[call-overload, no-any-return]
+
+    monkeypatch.setattr(torch, "empty", noted)
+    stream = HostStream()
+    kernels.linear(small_layer(permuted=True), torch.ones(3, 200).half(), DType.F32, stream=stream)
+    assert len(current) >= 2  # y, and x in the layer's order
+    assert set(current) == {stream}
 
 
 def test_a_capture_takes_a_spare_workspace_or_says_how_to_get_one(

@@ -141,6 +141,7 @@ class CudaKernels:
         spec = layer.spec
         params = LinearParams.from_buffer_copy(self._params_of(layer))
         x = self._checked_x(x, spec.k)
+        params.x_dtype, params.y_dtype = from_torch(x.dtype), output_dtype
         m = x.shape[0]
         operation = f"linear m={m} {spec.shape}"
         with self.runtime.on(stream) as used:
@@ -155,7 +156,6 @@ class CudaKernels:
                 x = self._gather(x, layer.k_permutation, used)
         params.x, params.y, params.m = x.data_ptr(), y.data_ptr(), m
         params.x_row_stride, params.y_row_stride = _row_stride(x), _row_stride(y)
-        params.x_dtype, params.y_dtype = from_torch(x.dtype), output_dtype
         status = self.library.ql_cuda_linear(params, launch)
         self.runtime.check(status, operation, used)
         return y
