@@ -9,7 +9,7 @@ import pytest
 import torch
 from gpu.loading import RecordingKernels
 from gpu.problems import FEW_FORMS, Form, Problem, assert_same
-from gpu.running import Call, rounded, split_plan
+from gpu.running import Call, apart, check, rounded, split_plan
 
 from qlinear_service.dtypes import DType
 from qlinear_service.kernels.cuda_abi import CudaFlag
@@ -134,3 +134,18 @@ def test_a_refused_call_changes_nothing(kernels: RecordingKernels) -> None:
     call.params.bits = 4
     assert call.y.isnan().all()
     call.check(problem.product(x))
+
+
+def test_layers_of_one_size_share_no_plan_that_does_not_fit(kernels: RecordingKernels) -> None:
+    """Plans are remembered by size; format, dtype and alignment of x decide, too."""
+    forms = [*FEW_FORMS, Form(bits=8), Form(symmetric=False), Form(group_size=32)]
+    layers = [Problem(kernels.device, 200, 2048, form) for form in forms]
+    for _ in range(2):
+        for m, dtype in itertools.product(
+            (1, 9, 64), (torch.float16, torch.float32, torch.bfloat16)
+        ):
+            for problem in layers:
+                x = problem.x(m, dtype)
+                exact = problem.product(x)
+                for rows in (x, apart(x, stride=2049, offset=1), x):
+                    check(kernels, problem, rows, exact)
