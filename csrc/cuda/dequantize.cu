@@ -60,6 +60,8 @@ extern "C" int ql_cuda_dequantize(const ql_linear_params* params, int64_t n_begi
   }
   cuda::LaunchGuard guard(*launch, "dequantize", 0, n_count, params->k);
   if (guard.status() != QL_OK) return guard.status();
+  const int begun = guard.begin();
+  if (begun != QL_OK) return begun;
   if (empty) return guard.finish(cudaSuccess);
   cuda::DequantizeArgs args{};
   args.qweight = static_cast<const unsigned char*>(params->qweight);

@@ -51,6 +51,8 @@ extern "C" int ql_cuda_gather(const ql_gather_params* params, const ql_cuda_laun
   }
   qlinear::cuda::LaunchGuard guard(*launch, "gather", params->m, 0, params->k);
   if (guard.status() != QL_OK) return guard.status();
+  const int begun = guard.begin();
+  if (begun != QL_OK) return begun;
   if (empty) return guard.finish(cudaSuccess);
   return guard.finish(params->item_bytes == 2
                           ? qlinear::cuda::launch_gather<uint16_t>(*params, guard.stream())

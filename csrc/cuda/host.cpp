@@ -103,9 +103,11 @@ LaunchGuard::LaunchGuard(const ql_cuda_launch& launch, const char* operation, in
     status_ = check(cudaSetDevice(launch.device));
     if (status_ == QL_OK) previous_ = current;
   }
-  if (status_ == QL_OK && launch.start_event != nullptr) {
-    status_ = check(cudaEventRecord(static_cast<cudaEvent_t>(launch.start_event), stream()));
-  }
+}
+
+int LaunchGuard::begin() {
+  if (launch_.start_event == nullptr) return QL_OK;
+  return check(cudaEventRecord(static_cast<cudaEvent_t>(launch_.start_event), stream()));
 }
 
 LaunchGuard::~LaunchGuard() {

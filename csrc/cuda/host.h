@@ -15,7 +15,8 @@ void set_error_text(const char* format, ...) __attribute__((format(printf, 1, 2)
 // Description of a device, read once. Null, and a status, where there is none or not one of ours.
 const ql_cuda_device* device_info(int device, int* status);
 
-// Makes a device the current one and gives back the former one; records the events of a launch.
+// Makes a device the current one and gives back the former one; records the events of a launch:
+// construct, check status(), begin(), launch, finish().
 class LaunchGuard {
  public:
   LaunchGuard(const ql_cuda_launch& launch, const char* operation, int64_t m, int64_t n, int64_t k);
@@ -26,6 +27,9 @@ class LaunchGuard {
   int status() const { return status_; }  // QL_OK: go on and launch
   cudaStream_t stream() const { return static_cast<cudaStream_t>(launch_.stream); }
   const ql_cuda_device& device() const { return *device_; }
+  // Right before the launch: the first event. What the host does before must not count as device
+  // time.
+  int begin();
   // After the launch: its error, the second event.
   int finish(cudaError_t error);
 

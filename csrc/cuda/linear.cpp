@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdio>
+#include <cstring>
 
 #include "cuda/host.h"
 #include "cuda/linear_args.h"
@@ -171,12 +172,53 @@ cudaError_t launch_linear(const ql_cuda_plan& plan, LinearArgs& args, cudaStream
   return cudaLaunchKernelExC(&config, kernel_function(plan.kernel), arguments);
 }
 
+// What a plan depends on.
+struct PlanKey {
+  int64_t m, n, k, group_size;
+  int32_t bits, bf16, scale_item_bytes, has_zeros, x_can_be_copied, device, flags, reserved;
+};
+
+// The plan for a problem: choosing weighs hundreds of candidates, so each thread remembers some.
+ql_cuda_plan remembered_plan(const ql_linear_params& params, const ql_cuda_device& device,
+                             const ql_cuda_launch& launch) {
+  constexpr unsigned kRemembered = 512;
+  struct Entry {
+    PlanKey key;
+    ql_cuda_plan plan;
+  };
+  thread_local Entry entries[kRemembered];  // all zero at first: no problem has m = 0 here
+  PlanKey key{};
+  key.m = params.m;
+  key.n = params.n;
+  key.k = params.k;
+  key.group_size = params.group_size;
+  key.bits = params.bits;
+  key.bf16 = compute_dtype(params) == QL_BF16;
+  key.scale_item_bytes = item_bytes(params.scale_dtype);
+  key.has_zeros = params.zeros != nullptr;
+  key.x_can_be_copied = x_can_be_copied(params);
+  key.device = launch.device;
+  key.flags = launch.flags & QL_CUDA_BATCH_INVARIANT;
+  uint64_t words[sizeof(PlanKey) / 8], hash = 0;
+  std::memcpy(words, &key, sizeof key);
+  for (const uint64_t word : words) hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
+  Entry& entry = entries[hash >> 40 & (kRemembered - 1)];
+  if (std::memcmp(&entry.key, &key, sizeof key) != 0) {
+    entry.key = key;
+    entry.plan = choose_plan(params, device, launch.flags);
+  }
+  return entry.plan;
+}
+
 int run_linear(const ql_linear_params& params, const ql_cuda_launch& launch) {
   LaunchGuard guard(launch, "linear", params.m, params.n, params.k);
   if (guard.status() != QL_OK) return guard.status();
-  if (params.m == 0 || params.n == 0) return guard.finish(cudaSuccess);
+  if (params.m == 0 || params.n == 0) {
+    const int begun = guard.begin();
+    return begun == QL_OK ? guard.finish(cudaSuccess) : begun;
+  }
   ql_cuda_plan plan =
-      launch.plan != nullptr ? *launch.plan : choose_plan(params, guard.device(), launch.flags);
+      launch.plan != nullptr ? *launch.plan : remembered_plan(params, guard.device(), launch);
   const char* fault = plan_fault(params, guard.device(), plan);
   if (fault != nullptr) {
     set_error_text("linear m=%lld n=%lld k=%lld: %s", static_cast<long long>(params.m),
@@ -196,6 +238,8 @@ int run_linear(const ql_linear_params& params, const ql_cuda_launch& launch) {
   }
   const cudaError_t error = allow_shared_memory(plan.kernel, guard.device(), launch.device);
   if (error != cudaSuccess) return guard.finish(error);
+  const int begun = guard.begin();
+  if (begun != QL_OK) return begun;
   return guard.finish(launch_linear(plan, args, guard.stream(), guard.device()));
 }
 

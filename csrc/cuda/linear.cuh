@@ -304,7 +304,13 @@ struct LinearKernel {
 
   // Threads that multiply, and a barrier among them.
   __device__ __forceinline__ int threads() const { return args.warps_n * args.warps_k * 32; }
-  __device__ __forceinline__ void block_barrier() { named_barrier(0, threads()); }
+  __device__ __forceinline__ void block_barrier() {
+    if constexpr (kForm == Form::kAlone) {
+      __syncthreads();
+    } else {
+      named_barrier(0, threads());
+    }
+  }
 
   // Adds the groups up, and stores results or, where others hold the rest of the tile, a share.
   __device__ __forceinline__ void finish_tile(int tile) {

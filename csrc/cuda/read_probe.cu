@@ -123,6 +123,8 @@ extern "C" int ql_cuda_read_probe(const void* buffer, int64_t bytes, int variant
   }
   LaunchGuard guard(*launch, "read probe", 0, 0, bytes);
   if (guard.status() != QL_OK) return guard.status();
+  const int begun = guard.begin();
+  if (begun != QL_OK) return begun;
   return guard.finish(launch_read(kVariants[variant], static_cast<const uint4*>(buffer), bytes / 16,
                                   static_cast<uint32_t*>(sink), guard.device().sm_count,
                                   guard.stream()));
@@ -132,6 +134,8 @@ extern "C" int ql_cuda_empty(const ql_cuda_launch* launch) {
   if (launch == nullptr) return QL_NULL_POINTER;
   LaunchGuard guard(*launch, "empty kernel", 0, 0, 0);
   if (guard.status() != QL_OK) return guard.status();
+  const int begun = guard.begin();
+  if (begun != QL_OK) return begun;
   empty<<<1, 1, 0, guard.stream()>>>();
   return guard.finish(cudaGetLastError());
 }
