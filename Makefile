@@ -1,6 +1,6 @@
 # The verbs of this repository; CONTRIBUTING.md explains them. Every verb sets up what it needs.
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-all lint type proto fmt bench cuda
+.PHONY: help setup run demo test test-all test-gpu lint type proto fmt bench cuda
 
 MODEL ?= examples/models/all-MiniLM-L6-v2
 # The first Python that really runs (a shim may not), fits, and can make virtual environments.
@@ -25,6 +25,10 @@ demo: setup ## sentence embeddings through a server, compared with the reference
 
 test: setup ## the tests without the slow ones
 	$(PY) -m pytest -m "not slow"
+
+test-gpu: setup ## the tests that need a GPU; QLINEAR_CUDA_LIBRARY names a library, else it is built
+	$(PY) -m qlinear_service.kernels.build --cuda --arch native
+	$(PY) -m pytest tests/gpu -q
 
 test-all: setup ## all tests; SELECT='-m slow' narrows
 	$(PY) -m pytest $(SELECT)

@@ -139,7 +139,7 @@ async def test_list_layers_describes_and_filters(running: Running) -> None:
 async def test_server_info_tells_the_limits_that_hold(running: Running) -> None:
     info = await running.stub.GetServerInfo(pb.GetServerInfoRequest())
     assert info.version == __version__
-    assert (info.device, list(info.models), info.layout_version) == ("cpu", ["one", "two"], 0)
+    assert (info.device, list(info.models), info.layout_version) == ("cpu", ["one", "two"], 1)
     assert (info.max_message_bytes, info.max_request_bytes) == (64 << 20, 32 << 20)
     assert (info.max_request_rows, info.max_response_bytes) == (65536, 256 << 20)
     assert not info.batch_invariant

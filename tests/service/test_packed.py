@@ -66,7 +66,7 @@ def test_any_safetensors_reader_can_read_it_and_every_tensor_is_aligned(good: Pa
             assert header[name]["data_offsets"][0] % layout.ALIGN_BYTES == 0
             assert file.get_tensor(name).data_ptr() % layout.ALIGN_BYTES == 0
     assert metadata["qlinear.format"] == "packed"
-    assert metadata["qlinear.layout_version"] == "0"
+    assert metadata["qlinear.layout_version"] == "1"
     assert metadata["qlinear.model"] == "test"
     described = json.loads(metadata["qlinear.layers"])["layers"]["a.1"]
     content = safe_open(str(good), framework="numpy").get_tensor("a.1.zeros").tobytes()
