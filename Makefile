@@ -14,7 +14,7 @@ PIP = $(PY) -m pip install --disable-pip-version-check
 help: ## list the verbs
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1: /p' Makefile
 
-setup: .venv/.installed ## make .venv, install everything, build the CPU kernels
+setup: .venv/.installed ## make .venv, install everything, build the kernels for this machine
 	@$(PY) -m qlinear_service.kernels.build
 
 run: setup ## serve a model: make run MODEL=path

@@ -3,6 +3,7 @@
 import ctypes
 import platform
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from cuda_tools import SMALL, require_nvcc, use_sources
 
 from qlinear_service.errors import BuildError
 from qlinear_service.kernels import build, build_cuda, cuda_library
+from qlinear_service.kernels.driver import Driver, Gpu
 from qlinear_service.kernels.ninja import CompileFailed
 from qlinear_service.kernels.nvcc import find_nvcc
 
@@ -154,3 +156,40 @@ def test_the_program_puts_a_library_where_it_is_told(
     (tmp_path / "file").touch()
     assert build.main(["--cuda", "--arch", "80", "--output", str(tmp_path / "file/x.so")]) == 1
     assert capsys.readouterr().err.startswith("error: cannot write ")
+
+
+def test_the_build_of_this_machine_includes_its_gpus_and_goes_on_where_it_cannot(
+    source: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    require_nvcc()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "_build_cpu", lambda: None)
+    old = Gpu(ordinal=0, name="Tesla T4", major=7, minor=5, memory_bytes=1 << 34)
+    gpus = (old, replace(old, major=9, minor=0), replace(old, major=8, minor=6))
+
+    def said(*present: Gpu) -> str:
+        monkeypatch.setattr(build, "ask_driver", lambda: Driver(gpus=present))
+        assert build.main([]) == 0
+        return capsys.readouterr().out
+
+    assert said() == said(old) == ""
+    built = Path(said(*gpus).removeprefix("GPU kernels: ").rstrip())
+    record = build_cuda.read_record(built)
+    assert record is not None
+    assert record.architectures == ("86", "90a")
+    assert said(*gpus) == f"GPU kernels: {built}\n"
+
+    source.write_text("not C++")
+    monkeypatch.setenv("NVCC", "none-such")
+    note = said(*gpus)
+    assert note.startswith("note: no GPU kernels: NVCC is 'none-such'")
+    assert note.endswith("note: --device auto will choose the CPU\n")
+    monkeypatch.delenv("NVCC")
+    assert said(*gpus).startswith("note: no GPU kernels: ")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    source.write_text(SMALL)
+    assert said(*gpus).startswith("note: cannot keep GPU kernels in ")

@@ -2,7 +2,8 @@
 
 The file name carries a hash of every source, the flags and the compiler's version, so an edit or
 another compiler builds anew and nothing stale is ever loaded. `make setup` runs this module; the
-server runs the same code at start and finds the result. --cuda hands over to build_cuda.py.
+server runs the same code at start and finds the result. Where GPUs of ours are, the GPU library is
+built too, for them alone; --cuda builds just that one, by build_cuda.py.
 """
 
 import argparse
@@ -18,9 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qlinear_service.errors import BuildError
-from qlinear_service.kernels.architectures import ARCHITECTURES, chosen_architectures
+from qlinear_service.kernels.architectures import (
+    ARCHITECTURES,
+    architecture_of,
+    chosen_architectures,
+)
 from qlinear_service.kernels.build_cuda import RECORD_SUFFIX, build_cuda_library, read_record
-from qlinear_service.kernels.cuda_library import PREBUILT
+from qlinear_service.kernels.cuda_library import PREBUILT, find_cuda_library
+from qlinear_service.kernels.driver import ask_driver
 from qlinear_service.kernels.library_cache import (
     default_cache_dir,
     is_intact,
@@ -175,15 +181,15 @@ def _ninja_lines(tools: _Toolchain, name: str) -> list[str]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Build one of the libraries and return the exit code.
+    """Build what this machine can use, or with --cuda the GPU library; return the exit code.
 
-    What the server can do without, a CPU library, is a note and not a failure.
+    Without --cuda, what the server can do without is a note and not a failure.
     """
     args = _parser().parse_args(words)
     # So that SIGTERM, too, ends the compilers and removes their folder.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return _build_cuda(args) if args.cuda else _build_cpu()
+        return _build_cuda(args) if args.cuda else _build_for_this_machine()
     except BuildError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -194,9 +200,9 @@ def main(words: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m qlinear_service.kernels.build",
-        description="Builds the CPU library, or with --cuda the GPU library, into the cache.",
+        description="Builds the CPU library and, where there are GPUs, theirs, into the cache.",
     )
-    parser.add_argument("--cuda", action="store_true", help="build the GPU library")
+    parser.add_argument("--cuda", action="store_true", help="build the GPU library and no other")
     parser.add_argument(
         "--arch",
         default=",".join(ARCHITECTURES),
@@ -216,7 +222,29 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _build_cpu() -> int:
+def _build_for_this_machine() -> int:
+    _build_cpu()
+    driver = ask_driver()
+    found = [architecture_of(gpu.major, gpu.minor) for gpu in driver.gpus]
+    wanted = [name for name in ARCHITECTURES if name in found]
+    if wanted:
+        _build_for_gpus(wanted)
+    return 0
+
+
+def _build_for_gpus(wanted: Sequence[str]) -> None:
+    cache_dir = default_cache_dir()
+    try:
+        library, _ = find_cuda_library(cache_dir, wanted)
+        print(f"GPU kernels: {library or build_cuda_library(cache_dir, wanted)}")
+    except BuildError as error:
+        print(f"note: no GPU kernels: {error}\nnote: --device auto will choose the CPU")
+    except OSError as error:
+        print(f"note: cannot keep GPU kernels in {cache_dir}: {error.strerror}")
+        print("note: --device auto will choose the CPU; --device cuda:0 builds them at each start")
+
+
+def _build_cpu() -> None:
     try:
         print(f"CPU kernels: {build_cpu_library(default_cache_dir())}")
     except ToolMissing as error:
@@ -224,7 +252,6 @@ def _build_cpu() -> int:
     except OSError as error:
         print(f"note: cannot keep CPU kernels in {default_cache_dir()}: {error.strerror}")
         print("note: the server will build them at each start; --cache-dir names another folder")
-    return 0
 
 
 def _build_cuda(args: argparse.Namespace) -> int:
