@@ -4,6 +4,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,6 +67,19 @@ def test_by_itself_it_takes_a_gpu_that_works(
     assert why in found.why
     assert found.gpu_unused == (device == "cpu" and bool(driver.gpus))
     assert choose_device(KernelConfig(torch_only=True)).config.device == "cpu"
+
+
+def test_by_itself_it_passes_over_kernels_that_the_driver_cannot_run(
+    machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = SimpleNamespace(compiler="nvcc V13.0.88")
+    monkeypatch.setattr(choice, "read_record", lambda library: record)
+    for newest, device in (((12, 9), "cpu"), ((13, 0), "cuda:0"), ((13, 2), "cuda:0")):
+        machine(Driver(cuda_version=newest, gpus=(H200,)))
+        found = choose_device(KernelConfig())
+        assert found.config.device == device
+        assert found.gpu_unused == ("built with CUDA 13.0, and the driver" in found.why)
+        assert found.gpu_unused == (device == "cpu")
 
 
 def test_what_is_asked_for_is_taken_or_refused(machine: Callable[..., None]) -> None:

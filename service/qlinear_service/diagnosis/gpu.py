@@ -5,7 +5,6 @@ the CPU, nothing of this is more than a note.
 """
 
 import ctypes
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -68,27 +67,12 @@ def _kernels(cache_dir: Path, driver: Driver, wanted: State) -> tuple[Finding, P
         return Finding(name=name, state=wanted, text=f"{path} cannot be loaded: {error}"), None
     held = library.ql_cuda_architectures().decode()
     facts |= {"architectures": held.split(), "compiler": built_with}
-    too_old = _too_old(driver, built_with)
+    too_old = driver.problem_with(built_with)
     if too_old:
         return Finding(name=name, state=wanted, text=f"{path} {too_old}", facts=facts), None
     place = "prebuilt" if path == PREBUILT else "built"
     text = f"{place} for {held} with {built_with}: {path}"
     return Finding(name=name, state=State.OK, text=text, facts=facts), path
-
-
-def _too_old(driver: Driver, compiler: str) -> str:
-    """Return why the driver cannot run what that compiler has built; "" if it can."""
-    release = re.search(r"V(\d+)\.(\d+)", compiler)
-    if driver.cuda_version is None or release is None:
-        return ""
-    # Within a major release older drivers run newer libraries.
-    if int(release[1]) <= driver.cuda_version[0]:
-        return ""
-    return (
-        f"was built with CUDA {release[1]}.{release[2]}, and the driver runs CUDA up to "
-        f"{_dotted(driver.cuda_version)}: install a newer driver, or build with an nvcc of CUDA "
-        f"{driver.cuda_version[0]} (NVCC names one)"
-    )
 
 
 def _gpus(driver: Driver, path: Path | None, ordinal: int | None) -> Iterator[Finding]:

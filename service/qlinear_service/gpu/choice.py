@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from qlinear_service.config import AUTO, KernelConfig
 from qlinear_service.errors import ConfigError
 from qlinear_service.kernels.architectures import ARCHITECTURES, architecture_of
+from qlinear_service.kernels.build_cuda import read_record
 from qlinear_service.kernels.cuda_library import find_cuda_library
 from qlinear_service.kernels.driver import Driver, Gpu, ask_driver
 
@@ -46,7 +47,7 @@ def choose_device(config: KernelConfig) -> Choice:
     if driver.problem or not driver.gpus:
         return Choice(config=on_cpu, why=driver.problem or "the driver shows no GPU")
     gpu = driver.gpus[0]
-    problem = _problem_of(gpu, config)
+    problem = _problem_of(gpu, driver, config)
     if problem:
         return Choice(config=on_cpu, why=f"{gpu.name} is there, but {problem}", gpu_unused=True)
     return Choice(config=replace(config, device="cuda:0"), why=f"{gpu.name} is there")
@@ -71,7 +72,7 @@ def architecture_for(config: KernelConfig) -> str:
     return architecture
 
 
-def _problem_of(gpu: Gpu, config: KernelConfig) -> str:
+def _problem_of(gpu: Gpu, driver: Driver, config: KernelConfig) -> str:
     """Return why the GPU cannot be used as things are; "" if it can."""
     architecture = architecture_of(gpu.major, gpu.minor)
     if architecture is None:
@@ -79,6 +80,10 @@ def _problem_of(gpu: Gpu, config: KernelConfig) -> str:
     library, why_not = find_cuda_library(config.cache_dir, (architecture,))
     if library is None:
         return f"its kernels are not: {why_not}; --device cuda:0 builds them where nvcc is"
+    record = read_record(library)
+    too_old = "" if record is None else driver.problem_with(record.compiler)
+    if too_old:
+        return f"{library} {too_old}"
     try:
         import torch  # late: takes a second, and nobody without a GPU comes here
     except ImportError as error:

@@ -5,6 +5,7 @@ tell a missing driver from one that is too old. Standard library only.
 """
 
 import ctypes
+import re
 from dataclasses import dataclass
 
 __all__ = ["Driver", "Gpu", "ask_driver"]
@@ -38,6 +39,21 @@ class Driver:
     cuda_version: tuple[int, int] | None = None
     """The newest CUDA release that the driver runs; None without a driver."""
     gpus: tuple[Gpu, ...] = ()
+
+    def problem_with(self, compiler: str) -> str:
+        """Return why this driver cannot run what a compiler, "nvcc V13.0.88", has built; or ""."""
+        release = re.search(r"V(\d+)\.(\d+)", compiler)
+        if self.cuda_version is None or release is None:
+            return ""
+        # Within a major release older drivers run newer libraries.
+        if int(release[1]) <= self.cuda_version[0]:
+            return ""
+        runs = ".".join(map(str, self.cuda_version))
+        return (
+            f"was built with CUDA {release[1]}.{release[2]}, and the driver runs CUDA up to {runs}"
+            f": install a newer driver, or build with an nvcc of CUDA {self.cuda_version[0]} "
+            f"(NVCC names one)"
+        )
 
 
 def ask_driver() -> Driver:
