@@ -29,8 +29,8 @@ _ID, _TIMEOUT, _WANT_TIMING = 1 * 8, 2 * 8, bytes((4 * 8, 1))
 
 _DTYPES = frozenset(DType)
 
-Kind: TypeAlias = tuple[bool, tuple[object, ...]]
-"""Whether timings are wanted, and all fields of the call but its data."""
+Kind: TypeAlias = tuple[bool, tuple[object, ...], int]
+"""Whether timings are wanted, all fields of the call but its data, and the bytes of that."""
 
 
 class StreamReader:
@@ -57,11 +57,11 @@ class StreamReader:
             return read_stream_message(raw)
         end = at + self._head_bytes.get(len(raw) - at, 0)
         kind = self._kinds.get(raw[at:end])
-        if kind is None:
+        if kind is None or kind[2] != len(raw) - end:  # as long as another kind, by what follows x
             message = read_stream_message(raw)
             self._remember(message)
             return message
-        wants_timing, fields = kind
+        wants_timing, fields, _ = kind
         call = CallFields._make((*fields, memoryview(raw)[end:]))
         return StreamFields(request_id, timeout, "", wants_timing, "call", call)
 
@@ -72,11 +72,12 @@ class StreamReader:
         head = _head_of(message.call, message.want_timing)
         if head is None:
             return
+        x_bytes = message.call.data.nbytes
         if len(self._kinds) >= MOST_KINDS:
             self._kinds.clear()
             self._head_bytes.clear()
-        self._kinds[head] = message.want_timing, message.call[:-1]
-        self._head_bytes[len(head) + message.call.data.nbytes] = len(head)
+        self._kinds[head] = message.want_timing, message.call[:-1], x_bytes
+        self._head_bytes[len(head) + x_bytes] = len(head)
 
 
 def _head_of(call: CallFields, wants_timing: bool) -> bytes | None:

@@ -123,6 +123,27 @@ def test_a_batch_passes_through_the_streams_in_order(kernels: HostKernels) -> No
     assert torch.equal(y, kernels.linear(LAYERS[0], x, DType.F32))
 
 
+def test_a_workspace_is_cleared_in_the_turn_of_its_stream(
+    kernels: HostKernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launch before the failed one may still be counting there."""
+    x, stream = torch.randn(3, 40).half(), HostStream()
+    kernels.linear(LAYERS[0], x, DType.F32, stream=stream)  # type: ignore[arg-type]
+    current: list[object] = []
+    zero = torch.Tensor.zero_
+
+    def noted(tensor: torch.Tensor) -> torch.Tensor:
+        with kernels.runtime.on(None) as used:
+            current.append(used)
+        return zero(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "zero_", noted)
+    kernels.library.fake_fail(1)
+    with pytest.raises(RuntimeError, match="pretended failure"):
+        kernels.linear(LAYERS[0], x, DType.F32, stream=stream)  # type: ignore[arg-type]
+    assert current == [stream]
+
+
 def test_the_cost_of_the_pair_is_taken_off(kernels: HostKernels) -> None:
     gpu = CudaStreams(kernels)
     gpu.pair_nanoseconds = 2000

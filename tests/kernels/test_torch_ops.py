@@ -131,6 +131,14 @@ def test_tensors_that_do_not_fit_are_refused(place: int, value: object, text: st
         torch_ops.linear(*given)
 
 
+def test_a_layer_elsewhere_is_refused() -> None:
+    """Its addresses mean nothing to the kernels of the device where x is."""
+    packed, x = packing.pack(layer_of({})), torch.zeros(3, 200).half()
+    qweight, scales = packed.qweight.to("meta"), packed.scales.to("meta")
+    with pytest.raises(ValueError, match="x is on cpu; expected meta, where the layer is"):
+        torch_ops._linear(x, qweight, scales, None, None, 70, 200, 4, 128, torch.float16)
+
+
 def test_a_permutation_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match=r"torch.int64 on cpu; expected torch.int32"):
         torch_ops.gather(torch.zeros(3, 200).half(), torch.arange(200))

@@ -97,6 +97,15 @@ def test_an_id_that_comes_twice_is_the_last_one_as_protobuf_has_it() -> None:
         assert reader.read(message).request_id == 7
 
 
+@pytest.mark.parametrize("tail", [b"\x20\x01", b"\x72\x00", b"\x7a\x00"], ids=str)
+def test_what_follows_a_call_is_never_taken_for_its_data(tail: bytes) -> None:
+    """Even if a call of another kind is as long: want_timing, a cancel, and more of the call."""
+    reader = StreamReader()
+    call, longer = raw_call(1, bytes(8)), raw_call(1, bytes(10))
+    for raw in (call, longer, call + tail, call, longer, call + tail):
+        assert read(reader, raw) == read(None, raw)
+
+
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_reader, "MOST_KINDS", 10)
     reader = StreamReader()

@@ -154,10 +154,9 @@ class CudaStreams:
         )
 
     def settle(self) -> None:
-        """Wait for the three streams, and for the current one, on which workspaces are cleared."""
+        """Wait for the three streams."""
         for stream in (self._in, self._compute, self._out):
             stream.synchronize()
-        torch.cuda.current_stream(self.device).synchronize()
 
     def explained(self, error: BaseException) -> BaseException:
         """Return EngineLost for an error after which the GPU does not even run an empty kernel."""

@@ -197,8 +197,10 @@ class CudaRuntime:
             text = self._last_error()
         error = self.error(operation, f"{text} (status {status})", lost=status == Status.CUDA_ERROR)
         if stream is not None and not isinstance(error, DeviceLost):
-            # As the header asks for. In place: captured graphs may hold its address.
-            self._streams[stream.cuda_stream][1].zero_()
+            # As the header asks for. In place: captured graphs may hold its address. In turn: the
+            # launch before may still be counting there.
+            with self.on(stream):
+                self._streams[stream.cuda_stream][1].zero_()
         raise error
 
     def error(self, operation: str, text: str, *, lost: bool = True) -> RuntimeError:

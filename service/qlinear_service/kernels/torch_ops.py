@@ -100,6 +100,8 @@ def _linear(
         bias=bias,
     )
     _check(layer)
+    if x.device != qweight.device:
+        raise ValueError(f"x is on {x.device}; expected {qweight.device}, where the layer is")
     y = _kernels_on(x.device).linear(layer, _rows(x, k), from_torch(out_dtype))
     return y.view(*x.shape[:-1], n)
 
