@@ -32,7 +32,7 @@ typedef struct ql_cuda_device {
 
 // How y[m, n] is cut. Filled by ql_cuda_plan(); may be changed for tuning and in tests.
 typedef struct ql_cuda_plan {
-  int32_t token_blocks;  // blocks of 8 rows of x that one tile holds: 1, 2, 4 or 8
+  int32_t token_blocks;  // blocks of 8 rows of x that one tile holds: 1, 2, 4, 8 or 16
   int32_t warpgroups;    // 1: multiply by warpgroups (Hopper only; token_blocks 4, 8 or 16)
   int32_t warps_n;       // warps of a thread block side by side along n, 32 columns each, or 16
                          // where token_blocks is 16
@@ -41,10 +41,10 @@ typedef struct ql_cuda_plan {
   int32_t ctas;          // thread blocks
   int32_t whole_tiles;   // 1: no tile is split between thread blocks
   int32_t m_tiles, n_tiles;
-  int32_t shared_bytes;  // dynamic shared memory of a thread block
-  int32_t kernel;        // index of the kernel, see ql_cuda_kernel_name()
-  int32_t copy_warp;     // 1: one warp more copies for all, by the copy engine of Hopper and later;
-                         // left out where rows of x are fp32 or not 16-byte aligned
+  int32_t shared_bytes;     // dynamic shared memory of a thread block
+  int32_t kernel;           // index of the kernel, see ql_cuda_kernel_name()
+  int32_t copy_warp;        // 1: four warps more copy for all, by the copy engine of Hopper;
+                            // left out where rows of x are fp32 or not 16-byte aligned
   int64_t workspace_bytes;  // how much of the workspace this plan uses
 } ql_cuda_plan;
 

@@ -1,7 +1,7 @@
 // Copying by four warps for all others, on Hopper; barriers in shared memory count what arrives,
 // and the warps that multiply spend no instruction on addresses. The first warp copies scales and
 // zero points, small pieces, with cp.async by all its lanes; a thread of each of the others names
-// whole pieces of codes and boxes of x to the copy engine, which takes some 25 ns for each (H200).
+// whole pieces of codes and boxes of x to the copy engine, which takes tens of ns for each (H200).
 #pragma once
 
 #include "cuda/stripe.cuh"

@@ -416,7 +416,7 @@ struct LinearKernel {
     });
   }
 
-  // One warp copies for all.
+  // Four warps copy for all others.
   __device__ __forceinline__ void run_fed() {
     const RingBarriers barriers(args, shared_base);
     if (threadIdx.x == 0) barriers.init(args);

@@ -5,9 +5,9 @@
 
 namespace qlinear::cuda {
 
-// How a kernel works. Alone: warps copy for themselves, for every GPU. Fed: one warp copies for
-// all, by Hopper's copy engine; its warps multiply each for itself, or four together as a
-// warpgroup.
+// How a kernel works. Alone: warps copy for themselves, for every GPU. Fed: four warps copy
+// for all others, by Hopper's copy engine; those multiply each for itself, or four together as
+// a warpgroup.
 enum class Form { kAlone, kFed, kFedWarpgroups };
 
 // A CUtensorMap: how Hopper's copy engine sees x as a matrix.
@@ -44,7 +44,7 @@ struct LinearArgs {
   int x_dtype, scale_dtype, bias_dtype, y_dtype;  // ql_dtype
   int symmetric_zero;                             // where `zeros` is null
   bool x_async;                                   // rows of x can be copied 16 bytes at a time
-  bool copy_warp;  // one warp more copies for all, by the copy engine
+  bool copy_warp;  // four warps more copy for all, by the copy engine
   bool y_vector;   // four results can be stored at a time
   bool dependent;  // launched to overlap with the kernel in front
 };

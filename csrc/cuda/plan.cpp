@@ -50,7 +50,7 @@ int token_blocks_for(int64_t m, Form kind) {
   return blocks;
 }
 
-// Registers of a thread at launch, where one warp copies for all.
+// Registers of a thread at launch, where some warps copy for all others.
 int fed_launch_registers(int token_blocks) {
   constexpr int kRegisters = 65536, kStep = 8;
   return kRegisters / (partition::max_threads(token_blocks) + partition::kCopyThreads) / kStep *
@@ -227,9 +227,8 @@ void complete_plan(const ql_linear_params& params, ql_cuda_plan& plan) {
 const char* plan_fault(const ql_linear_params& params, const ql_cuda_device& device,
                        const ql_cuda_plan& plan) {
   if (form_of(plan.token_blocks, plan.warpgroups != 0, plan.copy_warp != 0) < 0) {
-    return "token_blocks must be 1, 2, 4 or 8; with copy_warp 1 or 2; with that and warpgroups 4, "
-           "8 "
-           "or 16";
+    return "token_blocks must be 1, 2, 4 or 8; with copy_warp 1 or 2; with "
+           "that and warpgroups 4, 8 or 16";
   }
   if (plan.copy_warp != 0 && !has_copy_engine(device)) {
     return "this device has no copy engine; set copy_warp to 0";
@@ -300,8 +299,10 @@ ql_cuda_plan choose_plan(const ql_linear_params& params, const ql_cuda_device& d
     plan.warpgroups = kind == Form::kFedWarpgroups ? 1 : 0;
     plan.copy_warp = kind == Form::kAlone ? 0 : 1;
     plan.token_blocks = blocks;
-    // Fewer rows per tile only where nothing else fits: small shared memory and wide codes.
-    while (!consider_warps(params, device, invariant, plan, best, best_time) &&
+    // Fewer rows per tile where nothing else fits: small shared memory and wide codes. Without the
+    // copy engine also where the model expects more of it: 99 KiB leave a large tile few warps.
+    while ((!consider_warps(params, device, invariant, plan, best, best_time) ||
+            !has_copy_engine(device)) &&
            form_of(plan.token_blocks / 2, plan.warpgroups != 0, plan.copy_warp != 0) >= 0) {
       plan.token_blocks /= 2;
     }

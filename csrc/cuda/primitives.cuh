@@ -146,15 +146,6 @@ __device__ __forceinline__ uint4 load_shared_16(uint32_t from) {
   return value;
 }
 
-__device__ __forceinline__ float2 load_shared_float2(uint32_t from) {
-  float2 value;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-               : "=f"(value.x), "=f"(value.y)
-               : "r"(from)
-               : "memory");
-  return value;
-}
-
 __device__ __forceinline__ uint32_t load_shared_4(uint32_t from) {
   uint32_t value;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(from) : "memory");

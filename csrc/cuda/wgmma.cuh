@@ -93,10 +93,5 @@ __device__ __forceinline__ void hold_block(float (&sums)[kTokenBlocks][4]) {
     for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(sums[token][i])::"memory");
   }
 }
-template <int kBlocks, int kTokenBlocks>
-__device__ __forceinline__ void hold_sums(float (&sums)[kBlocks][kTokenBlocks][4]) {
-#pragma unroll
-  for (int block = 0; block < kBlocks; ++block) hold_block(sums[block]);
-}
 
 }  // namespace qlinear::cuda

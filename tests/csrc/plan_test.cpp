@@ -314,6 +314,12 @@ void check_refused_plans() {
     section.check(plan_fault(odd, device, fed) != nullptr, "fed with rows not 16-byte aligned");
     section.check(choose_plan(odd, device, 0).copy_warp == 0, "rows not aligned are not fed");
   }
+  {
+    // 64 rows by 16-bit values of k = 1536 in 99 KiB: tiles of 64 rows would leave most idle.
+    const ql_cuda_plan plan = choose_plan(params_of(64, 384, 1536), device_of(72, kKinds[0]), 0);
+    section.check(plan.ctas >= 12 && plan.warps_n * plan.warps_k >= 4,
+                  "an A10 at work on a small layer: %d of 72", plan.ctas);
+  }
   auto wide = params_of(1, (int64_t{1} << 30) - 1, 128);
   ql_cuda_plan split = choose_plan(wide, device, 0);
   section.check(split.whole_tiles == 1, "so many tiles stay whole");

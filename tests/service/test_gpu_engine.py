@@ -1,6 +1,7 @@
 """The engine of a GPU on a device made of threads: overlap, isolation, errors, slots, drain."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
@@ -13,7 +14,7 @@ from qlinear_service.dtypes import DType
 from qlinear_service.errors import EngineFailure, EngineLost, Unavailable
 from qlinear_service.gpu import engine as gpu_engine
 from qlinear_service.gpu.engine import GpuEngine
-from qlinear_service.gpu.stages import FIRST_BYTES
+from qlinear_service.gpu.stages import FIRST_BYTES, Stage
 from qlinear_service.kernels import reference
 from qlinear_service.kernels.torch_types import to_torch
 from qlinear_service.layers import LayerRegistry
@@ -221,12 +222,25 @@ async def test_what_is_on_its_way_is_finished_before_the_threads_end() -> None:
     await asyncio.gather(bench.task, return_exceptions=True)
 
 
-async def test_more_batches_than_stages_are_a_failure_not_a_mix_up(bench: Bench) -> None:
+async def test_more_batches_than_stages_are_a_failure_not_a_mix_up(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = threading.Event()
+    take = bench.engine._stages.take
+
+    def watched(x_bytes: int, y_bytes: int) -> Stage:
+        try:
+            return take(x_bytes, y_bytes)
+        except RuntimeError:
+            refused.set()
+            raise
+
+    monkeypatch.setattr(bench.engine._stages, "take", watched)
     bench.gpu.gates["kernel"].clear()
     tasks = [
         asyncio.create_task(bench.engine.run(batch_of(bench.item(rows(seed))))) for seed in range(3)
     ]
-    await asyncio.sleep(0)
+    assert await asyncio.to_thread(refused.wait, 10)
     open_gates(bench.gpu)
     with pytest.raises(RuntimeError, match="more batches are in flight"):
         await tasks[2]

@@ -206,12 +206,13 @@ class GpuEngine:
 
     def _fail(self, job: _Job, error: BaseException) -> None:
         """Tell of an error once nothing touches the memory of the batch any more."""
-        told = self._device.explained(error)
+        told = error
         try:
+            told = self._device.explained(error)
             if job.stage is not None:
                 self._device.settle()
         except BaseException as later:
-            told = told if isinstance(told, EngineLost) else self._device.explained(later)
+            told = told if isinstance(told, EngineLost) else later
         if isinstance(told, EngineLost) and self._lost is None:
             self._lost = told
             logger.critical("device_lost error=%s", told)

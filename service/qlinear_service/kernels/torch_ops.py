@@ -107,7 +107,10 @@ def _linear(
 
 
 def _gather(x: torch.Tensor, k_permutation: torch.Tensor) -> torch.Tensor:
-    """Return x [..., k] with column i taken from column k_permutation[i], int32 [k]."""
+    """Return x [..., k] with column i taken from column k_permutation[i], int32 [k].
+
+    Values of k_permutation must be 0 to k - 1 and are not looked at, which would wait for the GPU.
+    """
     k = k_permutation.shape[0]
     if k_permutation.dtype != torch.int32 or k_permutation.device != x.device:
         raise ValueError(
