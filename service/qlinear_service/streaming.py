@@ -90,7 +90,6 @@ class CallStream:
             await self._write(reader)
         except grpc.aio.InternalError:
             # The client is gone: drop its work now. gRPC is about to cancel this task.
-            reader.cancel()
             self._drop()
             await asyncio.sleep(HANGUP_SECONDS)
             raise
