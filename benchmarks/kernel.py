@@ -41,10 +41,10 @@ def library_of(options: Options) -> Iterator[Path]:
     Raises:
         BuildError: there is none and it cannot be built, or there is no such file.
     """
-    if options.library is not None:
-        if not options.library.is_file():
-            raise BuildError(f"--library {options.library}: there is no such file")
-        yield options.library.resolve()
+    if options.library_path is not None:
+        if not options.library_path.is_file():
+            raise BuildError(f"--library {options.library_path}: there is no such file")
+        yield options.library_path.resolve()
         return
     with cuda_library(default_cache_dir(), chosen_architectures(["native"])) as path:
         yield path
@@ -107,8 +107,8 @@ def main(words: list[str]) -> int:
     if options.journal is not None:
         from kernel_run import measure
 
-        assert options.library is not None
-        return measure(options, options.library)
+        assert options.library_path is not None
+        return measure(options, options.library_path)
     driver = ask_driver()
     if driver.problem:
         print(f"{PROG}: needs a CUDA GPU; {driver.problem}", file=sys.stderr)

@@ -61,7 +61,7 @@ class Options:
     budget_seconds: float
     sweep: bool
     sweep_seconds: float
-    library: Path | None
+    library_path: Path | None
     json: str | None
     plot: Path | None
     commit: str | None
@@ -163,7 +163,7 @@ def _options(args: argparse.Namespace) -> Options:
         budget_seconds=args.budget_seconds,
         sweep=args.sweep,
         sweep_seconds=args.sweep_seconds,
-        library=args.library,
+        library_path=args.library,
         json=args.json,
         plot=args.plot,
         commit=args.commit,

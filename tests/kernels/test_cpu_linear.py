@@ -181,6 +181,18 @@ def test_strided_rows(kernels: CpuKernels) -> None:
         kernels.linear(layer, torch.randn(128, 4).half().T, DType.F16)
 
 
+@pytest.mark.parametrize("permuted", [False, True])
+def test_rows_of_an_expanded_tensor(kernels: CpuKernels, permuted: bool) -> None:
+    layer = packing.pack(random_layer(n=64, k=128, group_size=32, permuted=permuted))
+    row = torch.randn(1, 128).half()
+    for rows in (2, 5, 300):
+        y = kernels.linear(layer, row.expand(rows, -1), DType.F16)
+        assert torch.equal(y, kernels.linear(layer, row.repeat(rows, 1), DType.F16))
+    permutation = torch.randperm(128).int()
+    gathered = kernels.gather(row.expand(7, -1), permutation)
+    assert torch.equal(gathered, row[:, permutation.long()].expand(7, -1))
+
+
 def test_no_rows(kernels: CpuKernels) -> None:
     y = kernels.linear(packing.pack(random_layer(n=7, k=9)), torch.empty(0, 9).half(), DType.F16)
     assert y.shape == (0, 7)

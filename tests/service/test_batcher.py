@@ -120,36 +120,30 @@ async def test_many_callers_that_come_and_go_are_never_mixed_up(make: Any) -> No
     assert max(sum(part[2] for part in batch) for batch in harness.batches) <= 16
 
 
+async def arrive_turn_by_turn(harness: Any, calls: int) -> None:
+    """Submit one call in each turn of the loop, and wait for all."""
+    futures: list[asyncio.Future[Any]] = []
+    loop = asyncio.get_running_loop()
+
+    def arrive() -> None:
+        futures.append(harness.submit(harness.item()))
+        if len(futures) < calls:
+            loop.call_soon(arrive)
+
+    arrive()
+    while len(futures) < calls:
+        await asyncio.sleep(0)
+    await asyncio.gather(*futures)
+
+
 async def test_what_has_reached_the_process_joins_the_batch_that_is_taken_next(make: Any) -> None:
     """A burst whose calls need a few turns of the loop each runs as one batch, not as many."""
     harness = make(batch=100)
-    loop = asyncio.get_running_loop()
-    futures: list[asyncio.Future[Any]] = []
-
-    def arrive(left: int) -> None:
-        futures.append(harness.submit(harness.item()))
-        if left:
-            loop.call_soon(arrive, left - 1)
-
-    arrive(20)
-    while len(futures) < 21:
-        await asyncio.sleep(0)
-    await asyncio.gather(*futures)
+    await arrive_turn_by_turn(harness, 21)
     assert [len(batch) for batch in harness.batches] == [21]
 
 
 async def test_a_full_batch_does_not_wait_for_more(make: Any) -> None:
     harness = make(batch=4)
-    loop = asyncio.get_running_loop()
-    futures: list[asyncio.Future[Any]] = []
-
-    def arrive(left: int) -> None:
-        futures.append(harness.submit(harness.item()))
-        if left:
-            loop.call_soon(arrive, left - 1)
-
-    arrive(11)
-    while len(futures) < 12:
-        await asyncio.sleep(0)
-    await asyncio.gather(*futures)
+    await arrive_turn_by_turn(harness, 12)
     assert [len(batch) for batch in harness.batches] == [4, 4, 4]

@@ -17,6 +17,7 @@ from qlinear_service.dtypes import DType
 from qlinear_service.errors import BuildError
 from qlinear_service.kernels import build, layout, reference
 from qlinear_service.kernels.abi import CpuBody, GatherParams, LinearParams
+from qlinear_service.kernels.layer_params import layer_params
 from qlinear_service.kernels.torch_types import from_torch, to_torch
 from qlinear_service.layers import QuantizedLinear
 
@@ -120,6 +121,7 @@ class CpuKernels:
         spec = layer.spec
         if x.stride(-1) != 1 and x.numel() > 0:
             raise ValueError(f"rows of x must be contiguous; strides are {x.stride()}")
+        x = _separate_rows(x)
         if layer.k_permutation is not None:
             x = self.gather(x, layer.k_permutation)
         y = torch.empty((x.shape[0], spec.n), dtype=to_torch(output_dtype))
@@ -144,22 +146,9 @@ class CpuKernels:
 
     def _params(self, layer: QuantizedLinear) -> LinearParams:
         """Return what the library must know of `layer`; activations are still to be filled in."""
-        spec = layer.spec
-        return LinearParams(
-            qweight=layer.qweight.data_ptr(),
-            scales=layer.scales.data_ptr(),
-            zeros=None if layer.zeros is None else layer.zeros.data_ptr(),
-            bias=None if layer.bias is None else layer.bias.data_ptr(),
-            n=spec.n,
-            k=spec.k,
-            group_size=spec.group_size,
-            bits=spec.bits,
-            compute_dtype=spec.compute_dtype,
-            scale_dtype=spec.scale_dtype,
-            bias_dtype=DType.F32 if layer.bias is None else from_torch(layer.bias.dtype),
-            threads=self._threads,
-            body=self.body,
-        )
+        params = layer_params(layer, threads=self._threads)
+        params.body = self.body
+        return params
 
     def _multiply_slabs(
         self, layer: QuantizedLinear, params: LinearParams, x: torch.Tensor, y: torch.Tensor
@@ -186,6 +175,7 @@ class CpuKernels:
 
     def gather(self, x: torch.Tensor, k_permutation: torch.Tensor) -> torch.Tensor:
         """Return x [m, k] with column i taken from column k_permutation[i]."""
+        x = _separate_rows(x)
         out = torch.empty(x.shape, dtype=x.dtype)
         params = GatherParams(
             x=x.data_ptr(),
@@ -275,3 +265,8 @@ def load_kernels(
             return CpuKernels(library_path, threads=threads)
     except build.ToolMissing as error:
         return TorchKernels(instead=str(error))
+
+
+def _separate_rows(x: torch.Tensor) -> torch.Tensor:
+    """Return x [m, k], copied if its rows overlap, as those of an expanded tensor do."""
+    return x.contiguous() if x.shape[0] > 1 and x.stride(0) < x.shape[1] else x

@@ -15,6 +15,7 @@ from qlinear_service.kernels.abi import GatherParams, LinearParams
 from qlinear_service.kernels.cuda_abi import CudaFlag, CudaPlan
 from qlinear_service.kernels.cuda_reads import Reads
 from qlinear_service.kernels.cuda_runtime import CudaRuntime, DeviceLost, Events, named
+from qlinear_service.kernels.layer_params import layer_params
 from qlinear_service.kernels.torch_types import from_torch, to_torch
 from qlinear_service.layers import QuantizedLinear
 
@@ -269,29 +270,8 @@ class CudaKernels:
                     f"layer {layer.spec.name!r} is on {layer.qweight.device}; move it with "
                     f"to_device, expected {self.device}"
                 )
-            params = self._known[layer] = _linear_params(layer)
+            params = self._known[layer] = layer_params(layer)
         return params
-
-
-def _linear_params(layer: QuantizedLinear) -> LinearParams:
-    """Return the params of `layer`, valid for no rows; activations are still to be filled in."""
-    spec = layer.spec
-    return LinearParams(
-        qweight=layer.qweight.data_ptr(),
-        scales=layer.scales.data_ptr(),
-        zeros=None if layer.zeros is None else layer.zeros.data_ptr(),
-        bias=None if layer.bias is None else layer.bias.data_ptr(),
-        n=spec.n,
-        k=spec.k,
-        group_size=spec.group_size,
-        bits=spec.bits,
-        x_dtype=spec.compute_dtype,
-        y_dtype=spec.compute_dtype,
-        compute_dtype=spec.compute_dtype,
-        scale_dtype=spec.scale_dtype,
-        bias_dtype=DType.F32 if layer.bias is None else from_torch(layer.bias.dtype),
-        threads=1,
-    )
 
 
 def _row_stride(rows: torch.Tensor) -> int:
