@@ -19,10 +19,25 @@ int64_t tile_steps(const ql_linear_params& params) {
 }
 bool known_dtype(int dtype) { return dtype >= QL_F16 && dtype <= QL_F32; }
 
-partition::SharedMemory memory_of(const ql_linear_params& params, const ql_cuda_plan& plan) {
+// Shared memory of a thread block.
+int memory_of(const ql_linear_params& params, const ql_cuda_plan& plan) {
+  const int scale_bytes = item_bytes(params.scale_dtype);
+  const bool has_zeros = params.zeros != nullptr;
+  if (plan.copy_warp != 0) {
+    return partition::fed_memory(fed_geometry(plan), params.bits, params.group_size, scale_bytes,
+                                 has_zeros)
+        .total;
+  }
   return partition::shared_memory({plan.token_blocks, plan.warps_n, plan.warps_k, plan.stages},
-                                  params.bits, params.group_size, item_bytes(params.scale_dtype),
-                                  params.zeros != nullptr);
+                                  params.bits, params.group_size, scale_bytes, has_zeros)
+      .total;
+}
+
+int64_t blocks_of(const ql_linear_params& params) { return padded_n(params) / layout::kTileN; }
+
+int max_threads_of(const ql_cuda_plan& plan) {
+  return plan.copy_warp != 0 ? partition::fed_max_threads(plan.token_blocks)
+                             : partition::max_threads(plan.token_blocks);
 }
 
 // Hopper alone: its kernels are code for sm_90a.
@@ -35,7 +50,7 @@ int most_stages(const ql_linear_params& params, ql_cuda_plan plan, int budget) {
   int stages = 1;
   const int most = plan.copy_warp ? partition::kMaxStages : partition::kMaxStagesAlone;
   for (plan.stages = 2; plan.stages <= most; ++plan.stages) {
-    if (memory_of(params, plan).total > budget) break;
+    if (memory_of(params, plan) > budget) break;
     stages = plan.stages;
   }
   return stages;
@@ -208,11 +223,15 @@ bool x_can_be_copied(const ql_linear_params& params) {
 }
 
 void complete_plan(const ql_linear_params& params, ql_cuda_plan& plan) {
-  const int64_t columns = int64_t{partition::warp_columns(plan.token_blocks)} * plan.warps_n;
+  if (plan.copy_warp == 0) {
+    plan.tile_blocks = partition::blocks_per_warp(plan.token_blocks) * plan.warps_n;
+    plan.cluster = 1;
+  }
+  const int64_t columns = int64_t{layout::kTileN} * plan.tile_blocks;
   const int64_t rows = int64_t{kTokens} * plan.token_blocks;
   plan.n_tiles = static_cast<int32_t>((padded_n(params) + columns - 1) / columns);
   plan.m_tiles = static_cast<int32_t>((params.m + rows - 1) / rows);
-  plan.shared_bytes = memory_of(params, plan).total;
+  plan.shared_bytes = memory_of(params, plan);
   plan.kernel = kernel_index(compute_dtype(params) == QL_BF16, params.bits,
                              form_of(plan.token_blocks, plan.warpgroups != 0, plan.copy_warp != 0),
                              params.group_size);
@@ -241,17 +260,27 @@ const char* plan_fault(const ql_linear_params& params, const ql_cuda_device& dev
     return "warps_n * warps_k must be a multiple of 4 with copy_warp: registers move between fours";
   }
   if (plan.warpgroups != 0 && plan.warps_n % partition::kWarpgroupWarps != 0) {
-    return "warps_n must be 4 or 8 with warpgroups: four warps multiply together";
+    return "warps_n must be a multiple of 4 with warpgroups: four warps multiply together";
   }
-  if (plan.warps_n < 1 || plan.warps_n > partition::kMaxWarpsN ||
-      (plan.warps_n & (plan.warps_n - 1)) != 0) {
+  if (plan.copy_warp != 0) {
+    const int most = plan.warps_n * partition::fed_blocks_per_warp(plan.token_blocks);
+    if (plan.warps_n < 1 || plan.tile_blocks < 1 || plan.tile_blocks > most) {
+      return "tile_blocks must be 1 to 4 (2, 1) for each of warps_n";
+    }
+    if (plan.cluster < 1 || plan.cluster > partition::kMaxCluster ||
+        plan.ctas % plan.cluster != 0) {
+      return "cluster must be 1 to 8 and divide ctas";
+    }
+    if (plan.whole_tiles == 0) return "whole_tiles must be 1 with copy_warp: clusters share tiles";
+  } else if (plan.warps_n < 1 || plan.warps_n > partition::kMaxWarpsN ||
+             (plan.warps_n & (plan.warps_n - 1)) != 0) {
     return "warps_n must be 1, 2, 4 or 8";
   }
   if (plan.warps_k < 1 || plan.warps_k > partition::kMaxWarpsK) return "warps_k must be 1 to 16";
   if (plan.copy_warp == 0 && plan.warps_n > 1 && plan.warps_k > partition::kMaxBarrierGroups) {
     return "warps_k must be 15 at most where warps_n is above 1: so many named barriers there are";
   }
-  if (plan.warps_n * plan.warps_k * 32 > partition::max_threads(plan.token_blocks)) {
+  if (plan.warps_n * plan.warps_k * 32 > max_threads_of(plan)) {
     return "too many warps for the registers of this kernel";
   }
   if (plan.stages < 2 ||
@@ -265,7 +294,7 @@ const char* plan_fault(const ql_linear_params& params, const ql_cuda_device& dev
   }
   const int64_t tiles = int64_t{complete.m_tiles} * complete.n_tiles;
   if (tiles >= int64_t{1} << 31) return "too many tiles";
-  const int64_t granules = plan.whole_tiles ? tiles : tiles * tile_steps(params);
+  const int64_t granules = plan.whole_tiles ? tiles * complete.cluster : tiles * tile_steps(params);
   if (plan.ctas < 1 || plan.ctas > granules) {
     return "ctas must be 1 at least, and at most one per tile (whole_tiles) or step";
   }

@@ -28,6 +28,17 @@ inline int compute_dtype(const ql_linear_params& params) {
 // Whether rows of x, as far as is known, can be copied 16 bytes at a time; a null x is aligned.
 bool x_can_be_copied(const ql_linear_params& params);
 
+// Of a completed plan with copy_warp.
+inline partition::FedGeometry fed_geometry(const ql_cuda_plan& plan) {
+  const int64_t tiles = int64_t{plan.m_tiles} * plan.n_tiles;
+  return {plan.token_blocks, plan.tile_blocks, plan.warps_k,
+          plan.stages,       plan.cluster,     tiles * plan.cluster > plan.ctas};
+}
+
+inline bool is_multiple(const void* pointer, int64_t of) {
+  return reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(of) == 0;
+}
+
 inline int item_bytes(int dtype) { return dtype == QL_F32 ? 4 : 2; }
 
 }  // namespace qlinear::cuda
