@@ -45,6 +45,7 @@ FLOORS: list[set[str]] = [
     {"servicer", "handlers", "engine", "health", "lifecycle", "channel"}
     | {"streaming", "stream_call", "stream_reader", "calls", "statuses"}
     | {"metrics_page", "metrics_server", "probe", "signals", "gpu", "loaded"}
+    | {"planning"}
     | {"selftest", "sample_layers", "diagnosis", "models", "loading", "loadgen"},
     {"server"},
     {"commands"},
