@@ -94,14 +94,15 @@ _LINEAR = ctypes.POINTER(LinearParams)
 _LAUNCH = ctypes.POINTER(CudaLaunch)
 _DEVICE = ctypes.POINTER(CudaDevice)
 _PLAN = ctypes.POINTER(CudaPlan)
+_TIMES = ctypes.POINTER(ctypes.c_double)
+_COUNT = ctypes.POINTER(ctypes.c_int64)
 
 Functions = dict[str, tuple[type | None, tuple[type, ...]]]
 
 PLANNER_FUNCTIONS: Functions = {
     "ql_cuda_plan_candidates": (
         ctypes.c_int,
-        (_LINEAR, _DEVICE, ctypes.c_int, ctypes.c_int64, _PLAN)
-        + (ctypes.POINTER(ctypes.c_double), ctypes.POINTER(ctypes.c_int64)),
+        (_LINEAR, _DEVICE, ctypes.c_int, ctypes.c_int64, _PLAN, _TIMES, _COUNT),
     ),
     "ql_cuda_complete_plan": (
         ctypes.c_int,

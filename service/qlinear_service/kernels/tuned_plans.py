@@ -102,7 +102,7 @@ class LayerPlans:
 
     def __init__(self, entries: Entries, planner: Planner, device: CudaDevice) -> None:
         self._entries, self._planner, self._device = entries, planner, device
-        self._known: dict[tuple[int, int], CudaPlan | None] = {}
+        self._known: dict[tuple[int, int, int], CudaPlan | None] = {}
 
     def plan(self, params: LinearParams) -> CudaPlan | None:
         """Return the complete plan for a product; None: the planner's own.
@@ -110,7 +110,7 @@ class LayerPlans:
         Args:
             params: of that product; where its data lie is not looked at.
         """
-        key = params.m, params.x_dtype
+        key = params.m, params.x_dtype, params.scale_dtype
         with contextlib.suppress(KeyError):
             return self._known[key]
         bucket = bucket_of(params.m)
