@@ -98,7 +98,9 @@ class Tuner:
         found = self.planner.candidates(params, library.device, self.ours.flags)
         found.sort(key=lambda candidate: candidate.microseconds)
         own = plan_values(library.plan(params, self.ours.flags))
-        return [own, *(v for v in (plan_values(each.plan) for each in found) if v != own)]
+        plans = [own, *(plan_values(each.plan) for each in found)]
+        # Small shapes are cut the same way however many blocks a multiprocessor could hold.
+        return list({tuple(values.values()): values for values in plans}.values())
 
     def failed(self, key: str, error: Exception) -> str:
         """Note a failure and return it in one line; leaves if the GPU does not answer any more."""

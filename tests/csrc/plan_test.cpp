@@ -375,7 +375,7 @@ bool same(const ql_cuda_plan& one, const ql_cuda_plan& other) {
   return std::memcmp(&one, &other, sizeof one) == 0;
 }
 
-// All that is weighed can run as it is, is there once, and the choice is the first of the best.
+// All that is weighed can run as it is, and the choice is the first of the best.
 void check_candidates() {
   Section section("candidates");
   for (const Kind kind : kKinds) {
