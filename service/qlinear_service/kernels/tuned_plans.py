@@ -116,7 +116,7 @@ class LayerPlans:
         bucket = bucket_of(params.m)
         if bucket is None or params.m < 1:
             return None
-        found = self._entries.get((multiplied_dtype(params).text, bucket))
+        found = self._entries.get((_multiplied_dtype(params).text, bucket))
         plan = None if found is None or found.entry.kept else self._checked(found.entry, params)
         self._known[key] = plan
         return plan
@@ -182,13 +182,13 @@ class TunedPlans:
 
     def measured(self, params: LinearParams) -> Iterator[Found]:
         """Yield what was measured of layers like that of `params`, with x of its dtype."""
-        dtype = multiplied_dtype(params).text
+        dtype = _multiplied_dtype(params).text
         for (other, _), found in self._entries.get(_weights_of(params), {}).items():
             if other == dtype:
                 yield found
 
 
-def multiplied_dtype(params: LinearParams) -> DType:
+def _multiplied_dtype(params: LinearParams) -> DType:
     """Return in which dtype x is multiplied: its own, or what float32 is rounded to."""
     x_dtype = DType(params.x_dtype)
     return DType(params.compute_dtype) if x_dtype is DType.F32 else x_dtype
