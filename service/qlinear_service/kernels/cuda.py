@@ -106,7 +106,7 @@ class CudaKernels:
         self, layer: QuantizedLinear, rows: int, x_dtype: DType, output_dtype: DType
     ) -> CudaPlan:
         """Return how `linear` cuts such a product; launches nothing."""
-        params = LinearParams.from_buffer_copy(self.known.of(layer, self.device).params)
+        params = LinearParams.from_buffer_copy(self._params_of(layer))
         return self._plan(params, rows, x_dtype, output_dtype)
 
     def _plan(
@@ -219,7 +219,7 @@ class CudaKernels:
         spec = layer.spec
         count = (spec.n if end is None else end) - begin
         operation = f"dequantize n={begin}:{begin + count} {spec.shape}"
-        params = self.known.of(layer, self.device).params
+        params = self._params_of(layer)
         with self.runtime.on(None) as used:
             launch = self.runtime.launch(used, operation)
             weights = self.runtime.allocate((count, spec.k), to_torch(dtype), operation)
@@ -276,6 +276,10 @@ class CudaKernels:
         if (out.stride(1) != 1 and columns > 1) or not one_after_the_other:
             raise ValueError(f"rows of out must be contiguous; strides are {out.stride()}")
         return out
+
+    def _params_of(self, layer: QuantizedLinear) -> LinearParams:
+        """Return what the library must know of `layer`, made once for each."""
+        return self.known.of(layer, self.device).params
 
 
 def _row_stride(rows: torch.Tensor) -> int:
