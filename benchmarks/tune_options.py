@@ -22,7 +22,6 @@ from qlinear_service.kernels.library_cache import default_cache_dir
 from qlinear_service.kernels.tuned_plans import user_path
 from qlinear_service.kernels.tuned_table import BUCKETS
 from qlinear_service.layers import LayerSpec
-from qlinear_service.models import discover
 
 PROG = "qlinear bench tune"
 BUDGET_SECONDS = 60.0
@@ -127,6 +126,8 @@ def _options(args: argparse.Namespace) -> TuneOptions:
     if args.model is not None and args.variants is not None:
         raise ValueError("--variants is for --shapes; layers of --model are what they are")
     if args.model is not None:
+        from qlinear_service.models import discover  # packages that shapes alone do not need
+
         layers = [layer_of(spec) for model in discover(args.model) for spec in model.specs]
     else:
         shapes = parse_shapes(args.shapes or "*")

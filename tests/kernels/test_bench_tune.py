@@ -3,7 +3,6 @@
 # ruff: noqa: E402
 import ctypes
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.append(str(BENCHMARKS))
@@ -24,11 +24,11 @@ import tune_run
 from bench_stand_ins import StandInFunctions, StandInGpu, stand_in_library
 from kernel_gpu import Call, Graph
 from kernel_journal import Journal
+from kernel_ours import Ours
 from tuned_tables import FAKE_H200, entry, planner, table
 
 from qlinear_service.errors import QlinearError
 from qlinear_service.kernels import tuned_table
-from qlinear_service.kernels.driver import ask_driver
 from qlinear_service.kernels.plan_values import GEOMETRY, plan_values
 from qlinear_service.kernels.planner import problem
 from qlinear_service.kernels.tuned_plans import TunedPlans
@@ -158,6 +158,19 @@ def test_the_fastest_plan_is_found_written_and_used(
     assert plan_values(used) == OTHER
 
 
+def test_the_kernel_benchmark_runs_what_servers_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "FILL_BYTES", 1 << 16)
+    library, functions = stand_in_library(StandInGpu()), Functions()
+    library.functions, library.device = functions, FAKE_H200  # type: ignore[assignment]
+    cell = figures.Cell(figures.VARIANTS["f16"], figures.Shape("x", K, N), 12)
+    x, y = torch.randn(12, K).half(), torch.empty(12, N).half()
+    tables = [table(entry(16, N, K, OTHER))]
+    prepared = Ours(StandInGpu(), library, tables=tables).prepare(cell, x, y)
+    assert functions.plan == OTHER
+    assert {name: prepared.detail["plan"][name] for name in GEOMETRY} == OTHER
+    assert not prepared.wrong
+
+
 @pytest.mark.parametrize(("us", "kept"), [(8.0, True), (7.9, True), (7.83, False), (9.0, True)])
 def test_the_planner_is_followed_unless_another_gains_two_percent(
     us: float, kept: bool, tune: Tune
@@ -246,40 +259,3 @@ def test_a_file_that_is_no_table_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(QlinearError, match=r"name another file with --write|cannot be read"):
         kernel_tune.save(tmp_path / "file/x.json", run)
-
-
-def test_the_shapes_of_a_model_are_tuned_once_each() -> None:
-    model = Path(__file__).parents[2] / "examples/models/all-MiniLM-L6-v2"
-    options = tune_options.parse(["--model", str(model), "--rows", "1,16"])
-    cells = [(cell.shape.k, cell.shape.n, cell.m) for cell in options.cells]
-    assert set(cells) == {(k, n, m) for k, n in ((384, 1536), (1536, 384), (384, 384))
-                          for m in (1, 16)}  # fmt: skip
-    assert len(cells) == 6
-    # The largest first: buffers grow once.
-    assert cells[-1] == (384, 384, 16)
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["--rows", "5"], "--rows has 5; expected some of 1,8,16,"),
-        (["--replays", "2"], "--replays is 2; expected 5 at least"),
-        (["--budget-seconds", "nan"], "--budget-seconds is nan; expected more than 0"),
-        (["--shapes", "x"], "'x' is no shape"),
-        (["--model", "x", "--variants", "bf16"], "--variants is for --shapes"),
-    ],
-)
-def test_flags_that_cannot_be_are_one_sentence(
-    words: list[str], text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        tune_options.parse(words)
-    assert f"qlinear bench tune: error: {text}" in capsys.readouterr().err
-
-
-@pytest.mark.skipif(not ask_driver().problem, reason="there is a GPU")
-def test_without_a_gpu_it_says_so() -> None:
-    command = [sys.executable, "-m", "qlinear_service", "bench", "tune"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("qlinear bench tune: needs a CUDA GPU; ")

@@ -71,6 +71,8 @@ NEVER_REACHES: dict[str, set[str]] = {
     "kernels.build": {"torch", "grpc", "numpy", "rich"},
     "kernels.resources": {"torch", "grpc", "numpy", "rich"},
     "commands.call": {"torch"},
+    "commands.plan": {"torch", "grpc"},
+    "kernels.tuned_plans": {"torch", "grpc", "numpy", "rich"},
 }
 
 # What a module must not import itself.

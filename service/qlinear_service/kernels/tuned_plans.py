@@ -4,13 +4,13 @@ A table of the cache folder wins over the shipped one. What does not fit is pass
 never keeps a layer from being served, and nothing is measured here. Knows no torch.
 """
 
-import contextlib
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from qlinear_service.dtypes import DType
+from qlinear_service.kernels import layout
 from qlinear_service.kernels.abi import LinearParams
 from qlinear_service.kernels.build_cuda import source_hash
 from qlinear_service.kernels.cuda_abi import CudaDevice, CudaFlag, CudaPlan
@@ -93,14 +93,17 @@ def entries_for(
     return found
 
 
-Entries = dict[tuple[str, int], Found]
-"""Of one form of weights, by the dtype that is multiplied and the bucket of rows."""
+_Weights = tuple[int, int, int, int, bool]
+"""A form without its dtype: n and k as padded, bits, group size, zero points."""
+
+_Entries = dict[tuple[str, int], Found]
+"""Of such, by the dtype that is multiplied and the bucket of rows."""
 
 
 class LayerPlans:
     """The measured plans of one form of weights: one look into a dict for each product."""
 
-    def __init__(self, entries: Entries, planner: Planner, device: CudaDevice) -> None:
+    def __init__(self, entries: _Entries, planner: Planner, device: CudaDevice) -> None:
         self._entries, self._planner, self._device = entries, planner, device
         self._known: dict[tuple[int, int, int], CudaPlan | None] = {}
 
@@ -111,7 +114,7 @@ class LayerPlans:
             params: of that product; where its data lie is not looked at.
         """
         key = params.m, params.x_dtype, params.scale_dtype
-        with contextlib.suppress(KeyError):
+        if key in self._known:
             return self._known[key]
         bucket = bucket_of(params.m)
         if bucket is None or params.m < 1:
@@ -155,15 +158,15 @@ class TunedPlans:
         device: CudaDevice,
         flags: CudaFlag = CudaFlag.NONE,
     ) -> None:
-        self._layers: dict[Form, LayerPlans] = {}
-        self._entries: dict[Form, Entries] = {}
+        self._layers: dict[_Weights, LayerPlans] = {}
+        self._entries: dict[_Weights, _Entries] = {}
         name = device.name.decode(errors="replace")
         if flags & CudaFlag.BATCH_INVARIANT:
             return
         driver = device.driver_version
         found = entries_for(tables, name, device.sm_count, driver)
         for (form, bucket), one in found.items():
-            weights = replace(form, dtype="")
+            weights = form.n, form.k, form.bits, form.group_size, form.zeros
             self._entries.setdefault(weights, {})[form.dtype, bucket] = one
         for weights, entries in self._entries.items():
             self._layers[weights] = LayerPlans(entries, planner, device)
@@ -194,14 +197,12 @@ def _multiplied_dtype(params: LinearParams) -> DType:
     return DType(params.compute_dtype) if x_dtype is DType.F32 else x_dtype
 
 
-def _weights_of(params: LinearParams) -> Form:
+def _weights_of(params: LinearParams) -> _Weights:
     """Return the form of a layer without the dtype, which is x's."""
-    form = Form.of(
-        n=params.n,
-        k=params.k,
-        bits=params.bits,
-        group_size=params.group_size,
-        zeros=params.zeros is not None,
-        dtype=DType.F16,
+    return (
+        layout.round_up(params.n, layout.PAD_N),
+        layout.round_up(params.k, layout.PAD_K),
+        params.bits,
+        params.group_size,
+        params.zeros is not None,
     )
-    return replace(form, dtype="")
