@@ -39,15 +39,13 @@ inline constexpr int kCopyRegisters = 24;
 inline constexpr int kFeeders = 3;  // of those warps that copy at all
 // Threads that multiply beside them, and the registers that each has then, in steps of 8.
 constexpr int fed_max_threads(int token_blocks) {
-  return token_blocks == 1 ? 512 : token_blocks <= 4 ? 384 : 256;
+  return token_blocks == 2 ? 384 : token_blocks <= 8 ? 512 : 256;
 }
 constexpr int fed_registers(int token_blocks) {
-  return token_blocks == 1 ? 112 : token_blocks <= 4 ? 160 : 240;
+  return token_blocks == 2 ? 160 : token_blocks <= 8 ? 112 : 240;
 }
 // n-blocks of 16 output features that a fed warp multiplies: they share what is loaded of x.
-constexpr int fed_blocks_per_warp(int token_blocks) {
-  return token_blocks <= 2 ? 4 : token_blocks <= 8 ? 2 : 1;
-}
+constexpr int fed_blocks_per_warp(int token_blocks) { return token_blocks <= 2 ? 4 : 1; }
 inline constexpr int kMaxCluster = 8;  // thread blocks that may share a tile's k
 
 // Activations of one step: two halves of 64 k, each with its rows of 128 bytes cut into 16-byte
@@ -123,7 +121,8 @@ struct FedMemory {
   int codes, scales, zeros;                      // offsets of the rings after x's
   int partials;                                  // offset of float [warps_k][tokens][partial_row]
   int partial_row;     // floats in a row: four more than columns, against bank conflicts
-  int received;        // offset of one place, or two, for what the cluster's thread blocks send
+  int received;        // offset of the places for what the cluster's thread blocks send
+  int places;          // of these: 1, or 2 where several tiles follow each other
   int received_fours;  // of a row's columns in such a place, which is [cluster][tokens][this]
   int barriers;  // offset of two times [warps_k][stages] barriers: full, and free again; two more
                  // for what is received
@@ -151,9 +150,9 @@ constexpr FedMemory fed_memory(FedGeometry geometry, int bits, int64_t group_siz
   memory.received = memory.partials + geometry.warps_k * tokens * memory.partial_row * kItem;
   memory.received_fours =
       geometry.cluster == 1 ? 0 : (columns / 4 + geometry.cluster - 1) / geometry.cluster;
-  const int places = geometry.several_tiles ? 2 : 1;
-  memory.barriers =
-      memory.received + places * geometry.cluster * tokens * memory.received_fours * 4 * kItem;
+  memory.places = geometry.several_tiles ? 2 : 1;
+  memory.barriers = memory.received +
+                    memory.places * geometry.cluster * tokens * memory.received_fours * 4 * kItem;
   memory.total = memory.barriers + 2 * slots * 8 + 2 * 8;
   return memory;
 }

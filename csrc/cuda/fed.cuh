@@ -57,11 +57,9 @@ struct FedKernel {
   }
   __device__ __forceinline__ int threads() const { return args.warps_n * args.warps_k * 32; }
 
-  // The warp's j-th n-block in the tile. A warpgroup's products hold one of each of its four warps.
-  // Beyond the tile's last one it repeats that; the results are dropped.
-  __device__ __forceinline__ int nominal_block(int j) const {
-    return kWarpgroups ? (warp_n / 4 * kBlocks + j) * 4 + warp_n % 4 : warp_n * kBlocks + j;
-  }
+  // The warp's j-th n-block in the tile. Beyond the tile's last one it repeats that; the results
+  // are dropped.
+  __device__ __forceinline__ int nominal_block(int j) const { return warp_n * kBlocks + j; }
 
   // Where the bytes of this step lie.
   __device__ __forceinline__ Place place() const {
@@ -73,63 +71,45 @@ struct FedKernel {
             shared_base + memory.zeros + slot * memory.zero_slot};
   }
 
-  // Four warps together. Products run on while their warps go on: operands have two places, each
-  // for one batch of products, and the sums of an n-block are scaled while the next one's run.
-  static constexpr int kBatch = kFineGroups ? 2 : 4;  // products that are committed together
-  static constexpr int kSumSets = kBlocks > 1 ? 2 : 1;
+  // Four warps together, an n-block each. Products run on while their warps make the next operands,
+  // which have two places; more warpgroups fill the time in which one waits and scales.
+  static constexpr int kBatch = kFineGroups || kTokenBlocks == 8 ? 2 : 4;  // committed together
 
   __device__ __forceinline__ void run_by_warpgroup(const Place& at) {
-    static_assert(!kWarpgroups || !Format::kOffset, "who would sum up x");
-    constexpr int kGroupK16 = Step::kGroupK16, kTileK16 = Step::kTileK16;
+    static_assert(!kWarpgroups || (kBlocks == 1 && !Format::kOffset), "see Step::run");
     const uint32_t x = activation_descriptor(at.x);
-    BlockSums sums[kSumSets];
+    BlockSums sums;
     uint32_t a[2][kBatch][4];
     typename Step::Words words;
     typename Step::Scales scales;
 #pragma unroll
-    for (int first = 0; first < Step::kStepK16; first += kGroupK16) {
+    for (int first = 0; first < Step::kStepK16; first += Step::kGroupK16) {
       step.load_scales(scales, at, first);
+      const auto zeros = step.exact_zeros(at, 0, first);
 #pragma unroll
-      for (int j = 0; j < kBlocks; ++j) {
-        const auto zeros = step.exact_zeros(at, j, first);
+      for (int batch = first; batch < first + Step::kGroupK16; batch += kBatch) {
+        if (batch % Step::kTileK16 == 0) step.load_words(words, at, 0, batch / Step::kTileK16);
+        if (batch >= first + 2 * kBatch) warpgroup_wait<1>();  // that of the operands' last use
+        uint32_t (&operands)[kBatch][4] = a[batch / kBatch % 2];
 #pragma unroll
-        for (int k16 = first; k16 < first + kGroupK16; k16 += kBatch) {
-          step.load_words(words, at, j, k16 / kTileK16);
-          uint32_t (&operands)[kBatch][4] =
-              a[((first * kBlocks + j * kGroupK16 + k16 - first) / kBatch) % 2];
-          warpgroup_wait<1>();  // the batch that last used these operands is done
-          if (j > 0 && k16 == first + kBatch) {
-            finish_sums(j - 1, sums[(j - 1) % kSumSets], scales, at, first);
-          }
-#pragma unroll
-          for (int i = 0; i < kBatch; ++i) {
-            Format::operand(operands[i], &words[(k16 + i) % kTileK16 * Format::kWords], zeros);
-          }
-          warpgroup_fence();
-#pragma unroll
-          for (int i = 0; i < kBatch; ++i) {
-            const int at_k = k16 + i;
-            WarpgroupProduct<Dtype, kTokenBlocks>::run(
-                sums[j % kSumSets], operands[i],
-                x + (at_k / 4 * Step::kHalfBytes + at_k % 4 * 32) / 16, at_k != first);
-          }
-          warpgroup_commit();
+        for (int i = 0; i < kBatch; ++i) {
+          Format::operand(operands[i], &words[(batch + i) % Step::kTileK16 * Format::kWords],
+                          zeros);
         }
-        if (kGroupK16 == kBatch && j > 0) {
-          warpgroup_wait<1>();
-          finish_sums(j - 1, sums[(j - 1) % kSumSets], scales, at, first);
+        warpgroup_fence();
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          const int k16 = batch + i;
+          WarpgroupProduct<Dtype, kTokenBlocks>::run(
+              sums, operands[i], x + (k16 / 4 * Step::kHalfBytes + k16 % 4 * 32) / 16,
+              k16 != first);
         }
+        warpgroup_commit();
       }
       warpgroup_wait<0>();
-      finish_sums(kBlocks - 1, sums[(kBlocks - 1) % kSumSets], scales, at, first);
+      hold_block(sums);
+      step.apply_scales(totals[0], sums, sums, scales[0], at, 0, first);
     }
-  }
-
-  __device__ __forceinline__ void finish_sums(int j, BlockSums& sums,
-                                              const typename Step::Scales& scales, const Place& at,
-                                              int k16) {
-    hold_block(sums);
-    step.apply_scales(totals[j], sums, sums, scales[j], at, j, k16);
   }
 
   // Writes this warp's totals where the thread block adds them up.
@@ -230,6 +210,11 @@ struct FedKernel {
       send_cluster_16(cluster_address(to, owner), add_groups(row, four),
                       cluster_address(barrier, owner));
     });
+    // Where several tiles follow each other, also those wait for all that have no columns to add.
+    const int other = static_cast<int>(threadIdx.x);
+    if (memory.places > 1 && other < args.cluster && other != work.rank) {
+      cluster_arrive(cluster_address(barrier, other));
+    }
     barrier_wait(barrier, shared_tiles / 2 % 2);
     for_each_four(rows, mine, [&](int row, int four) {
       const uint32_t from = place + (row * part_fours + four) * 16;

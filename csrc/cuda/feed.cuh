@@ -44,7 +44,8 @@ struct FedBarriers {
   __device__ __forceinline__ void init(const FedArgs& args, int part) const {
     const int slots = args.warps_k * args.stages;
     for (int i = part; i < 2 * slots + 2; i += partition::kCopyThreads / 32) {
-      const int arrivals = i < slots ? partition::kFeeders : i < 2 * slots ? args.warps_n : 1;
+      const int blocks = args.memory.places == 1 ? 1 : args.cluster;
+      const int arrivals = i < slots ? partition::kFeeders : i < 2 * slots ? args.warps_n : blocks;
       barrier_init(full + i * 8, arrivals);
     }
     barrier_init_fence();

@@ -19,9 +19,9 @@ const void* kernel_function(int kernel) {
                                                   linear_bf16_8()};
   static const LinearFunctions fed[kFormats] = {linear_f16_4_fed(), linear_f16_8_fed(),
                                                 linear_bf16_4_fed(), linear_bf16_8_fed()};
-  const int format = kernel / (kLinearForms * kGroupForms);
-  const int index = kernel % (kLinearForms * kGroupForms);
-  return (index < kAloneForms * kGroupForms ? alone : fed)[format].functions[index];
+  const KernelPlace place = kernel_place(kernel);
+  return (place.form < kAloneForms ? alone : fed)[place.format]
+      .functions[place.form * kGroupForms + place.fine];
 }
 
 // Lets a kernel use all the shared memory there is, once for each device.
@@ -248,11 +248,11 @@ extern "C" const char* ql_cuda_kernel_name(int kernel) {
   static char names[kKernels][64];
   static const bool filled = [] {
     for (int i = 0; i < kKernels; ++i) {
-      const int format = i / (kLinearForms * kGroupForms);
-      const LinearForm form = kForms[i / kGroupForms % kLinearForms];
+      const KernelPlace place = kernel_place(i);
+      const LinearForm form = kForms[place.form];
       std::snprintf(names[i], sizeof names[i], "linear_%s_b%d_rows%d_%s%s",
-                    format / 2 ? "bf16" : "f16", format % 2 ? 8 : 4,
-                    form.token_blocks * partition::kTokens, i % kGroupForms ? "g32_64" : "g128",
+                    place.format / 2 ? "bf16" : "f16", place.format % 2 ? 8 : 4,
+                    form.token_blocks * partition::kTokens, place.fine ? "g32_64" : "g128",
                     form.form == Form::kAlone ? ""
                     : form.form == Form::kFed ? "_fed"
                                               : "_fed_wgmma");

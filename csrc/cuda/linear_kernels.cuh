@@ -10,7 +10,9 @@ namespace qlinear::cuda {
 template <typename Dtype, int kBits, int kForm, bool kFineGroups>
 const void* linear_function() {
   constexpr LinearForm form = kForms[kForm];
-  if constexpr (form.form == Form::kAlone) {
+  if constexpr (!has_kernel(form, kBits, kFineGroups)) {
+    return nullptr;
+  } else if constexpr (form.form == Form::kAlone) {
     return reinterpret_cast<const void*>(
         &linear_alone<Dtype, kBits, form.token_blocks, kFineGroups>);
   } else {

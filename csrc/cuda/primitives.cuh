@@ -137,6 +137,12 @@ __device__ __forceinline__ uint32_t cluster_address(uint32_t address, int rank) 
 #endif
   return mapped;
 }
+__device__ __forceinline__ void cluster_arrive(uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
+               : "memory");
+#endif
+}
 // Stores into another's shared memory; its barrier counts the bytes.
 __device__ __forceinline__ void send_cluster_16(uint32_t to, float4 value, uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
