@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCES = {
     "partition": ("tests/csrc/partition_test.cpp",),
-    "plan": ("tests/csrc/plan_test.cpp", "csrc/cuda/plan.cpp", "csrc/cuda/plan_fed.cpp"),
+    "plan": ("tests/csrc/plan_test.cpp", "csrc/cuda/plan.cpp"),
 }
 AT_LEAST = {
     "partition": {
