@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from qlinear_service import models, probe
+from qlinear_service.checkpoints import PlainOptions
 from qlinear_service.config import KernelConfig
 from qlinear_service.errors import CheckpointError
 from qlinear_service.gpu.choice import choose_device
@@ -108,7 +109,7 @@ def load(path: Path, config: KernelConfig, stop: threading.Event) -> Loaded:
         SelfTestError: the kernels compute wrongly.
     """
     config = choose_device(config).config
-    sources = models.discover(path)
+    sources = models.discover(path, plain=PlainOptions(treatment=config.unquantized))
     # The reference, and the kernels where they hand work to torch, keep to the same bound.
     torch.set_num_threads(config.cpu_threads)
     place: Place = (HostPlace if config.device == "cpu" else GpuPlace)(config, stop)
@@ -124,7 +125,7 @@ def load(path: Path, config: KernelConfig, stop: threading.Event) -> Loaded:
             if not _load_model(source, registry, put, stop):
                 return Loaded(registry=registry, kernels=kernels)
     if not len(registry):
-        raise CheckpointError(path, "holds no quantized linear layer; there is nothing to serve")
+        raise CheckpointError(path, "holds no linear layer that is served (see --unquantized)")
     started = time.perf_counter()
     kinds = place.self_test(registry)
     logger.info("self_test kinds=%d seconds=%.3f", kinds, time.perf_counter() - started)

@@ -5,20 +5,25 @@ at a time, so that a checkpoint is converted without ever being in memory twice.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import torch
 
 from qlinear_service.checkpoints import (
     WEIGHTS_SUFFIX,
     Checkpoint,
+    PlainOptions,
     Skipped,
     checked_model_name,
     is_checkpoint_file,
     open_checkpoint,
 )
+from qlinear_service.checkpoints.plain import QuantizedHere
 from qlinear_service.errors import CheckpointError
-from qlinear_service.kernels import layout, packing
-from qlinear_service.layers import LayerSpec, QuantizedLinear
+from qlinear_service.kernels import layout
+from qlinear_service.kernels.assembly import assemble
+from qlinear_service.layers import LayerSpec, LogicalLayer, QuantizedLinear
 from qlinear_service.packed import PackedFile
 
 __all__ = ["CheckpointModel", "ModelSource", "PackedModel", "discover", "open_model"]
@@ -90,10 +95,16 @@ class PackedModel(ModelSource):
 
 
 class CheckpointModel(ModelSource):
-    """A model in a checkpoint folder; each layer is converted when it is loaded."""
+    """A model in a checkpoint folder; each layer is converted when it is loaded.
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    Args:
+        checkpoint: the folder.
+        device: where codes are unpacked and packed; layers come out on the host all the same.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, device: torch.device | None = None) -> None:
         self._checkpoint = checkpoint
+        self._device = device or torch.device("cpu")
         self.path = checkpoint.path
         self.name = checkpoint.model
         self.format = checkpoint.format
@@ -103,7 +114,18 @@ class CheckpointModel(ModelSource):
     def load_layers(self) -> Iterator[QuantizedLinear]:
         """Yield the layers, packed one by one."""
         for spec in self.specs:
-            yield packing.pack(self._checkpoint.load(spec.module))
+            yield assemble(spec, self._slabs(spec.module))
+
+    def _slabs(self, module: str) -> Callable[[int, int], LogicalLayer]:
+        return lambda begin, end: self._checkpoint.load(module, begin, end, self._device)
+
+    def relative_errors(self) -> dict[str, float]:
+        """Return the error of each layer that was quantized here, as far as it was loaded."""
+        return {
+            name: module.relative_error
+            for name, module in self._checkpoint.modules.items()
+            if isinstance(module, QuantizedHere)
+        }
 
     def stored_bytes(self, module: str) -> int:
         """Return the bytes that the layer's tensors take in the checkpoint."""
@@ -111,16 +133,24 @@ class CheckpointModel(ModelSource):
 
     def verify(self) -> None:
         """Check every value."""
-        for spec in self.specs:
-            self._checkpoint.load(spec.module)
+        for _ in self.load_layers():
+            pass
 
 
-def open_model(path: Path, *, name: str | None = None) -> ModelSource:
+def open_model(
+    path: Path,
+    *,
+    name: str | None = None,
+    plain: PlainOptions | None = None,
+    device: torch.device | None = None,
+) -> ModelSource:
     """Open the one model at `path`: a packed file or a checkpoint folder.
 
     Args:
         path: the file or folder.
         name: name for a checkpoint's model; None is the folder's own. A packed file has one.
+        plain: what becomes of a checkpoint's unquantized layers.
+        device: where a checkpoint's codes are unpacked and packed; None is the CPU.
 
     Raises:
         CheckpointError: nothing is there, or it is damaged or not supported.
@@ -130,12 +160,12 @@ def open_model(path: Path, *, name: str | None = None) -> ModelSource:
             path, "does not exist; expected a packed file, a checkpoint folder or a folder of them"
         )
     if path.is_dir():
-        return CheckpointModel(open_checkpoint(path, model=name))
+        return CheckpointModel(open_checkpoint(path, model=name, plain=plain), device)
     return PackedModel(path)
 
 
-def discover(path: Path) -> list[ModelSource]:
-    """Return every model at `path`, sorted by name.
+def discover(path: Path, *, plain: PlainOptions | None = None) -> list[ModelSource]:
+    """Return every model at `path`, sorted by name; `plain` as in `open_model`.
 
     A folder that holds a checkpoint is one model. Any other folder holds several: each packed
     file in it and each of its subfolders, which must be checkpoints, is one.
@@ -144,10 +174,10 @@ def discover(path: Path) -> list[ModelSource]:
         CheckpointError: there is none, two have the same name, or one cannot be used.
     """
     if not path.is_dir() or _is_checkpoint(path):
-        return [open_model(path)]
+        return [open_model(path, plain=plain)]
     models: dict[str, ModelSource] = {}
     for child in _children(path):
-        model = open_model(child)
+        model = open_model(child, plain=plain)
         if model.name in models:
             raise CheckpointError(
                 child,

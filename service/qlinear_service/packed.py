@@ -128,7 +128,7 @@ def _tensors(layer: QuantizedLinear) -> dict[str, torch.Tensor]:
     spec = layer.spec
     result: dict[str, torch.Tensor] = {}
     for suffix, (dtypes, shape) in expected_tensors(spec).items():
-        tensor = getattr(layer, suffix)
+        tensor = getattr(layer, "qweight" if suffix == "weight" else suffix)
         if tensor is not None and suffix == "k_permutation":
             # Padding that maps to itself keeps the stored tensor a permutation, and aligned.
             rest = torch.arange(spec.k, spec.k_padded, dtype=tensor.dtype)
@@ -231,10 +231,11 @@ class PackedFile:
                     self.path, f"is no permutation of 0 .. {spec.k - 1}; pack again",
                     tensor=f"{module}.k_permutation",
                 )  # fmt: skip
+        weight = tensors.get("weight")  # of a layer that is not quantized
         return QuantizedLinear(
             spec=spec,
-            qweight=tensors["qweight"],
-            scales=tensors["scales"],
+            qweight=tensors["qweight"] if weight is None else weight,
+            scales=tensors["scales"] if weight is None else weight.new_empty(0),
             zeros=tensors.get("zeros"),
             bias=tensors.get("bias"),
             k_permutation=permutation,

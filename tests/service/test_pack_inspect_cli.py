@@ -200,7 +200,7 @@ def test_inspect_shows_a_folder_of_models(
 
 
 def test_inspect_of_another_format_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = call(capsys, "inspect", VECTORS / "marlin-ist-n256-k256-g128")
+    code, out, err = call(capsys, "inspect", VECTORS / "optional-bnb-nf4")
     assert (code, out) == (1, "")
-    assert "holds Marlin; this version loads GPTQ" in err
+    assert "holds bitsandbytes; GPTQ, AWQ (gemm)" in err
     assert err.count("\n") == 1

@@ -86,16 +86,24 @@ def unpack_columns(packed: torch.Tensor) -> torch.Tensor:
 
 
 def pack(layer: LogicalLayer) -> QuantizedLinear:
-    """Return `layer` padded and in the runtime layout.
+    """Return `layer` padded and in the runtime layout, on the device of its codes.
 
     Raises:
         ValueError: a tensor's shape or dtype contradicts `layer.spec`.
     """
-    spec = layer.spec
+    spec, device = layer.spec, layer.codes.device
     _check(layer)
+    bias = None
+    if layer.bias is not None:
+        bias = torch.zeros(spec.n_padded, dtype=layer.bias.dtype, device=device)
+        bias[: spec.n] = layer.bias
+    if not spec.quantized:
+        weight = torch.zeros((spec.n_padded, spec.k), dtype=layer.codes.dtype, device=device)
+        weight[: spec.n] = layer.codes.T
+        return QuantizedLinear(spec=spec, qweight=weight, scales=layer.scales, bias=bias)
     # An all-zero padded weight, then the stored part written over it.
     zero_code = 1 << (spec.bits - 1)
-    zeros = torch.full((spec.groups, spec.n_padded), zero_code, dtype=torch.uint8)
+    zeros = torch.full((spec.groups, spec.n_padded), zero_code, dtype=torch.uint8, device=device)
     if layer.zeros is not None:
         zeros[: layer.zeros.shape[0], : spec.n] = layer.zeros
     rows_per_group = spec.k_padded if spec.group_size == -1 else spec.group_size
@@ -103,12 +111,8 @@ def pack(layer: LogicalLayer) -> QuantizedLinear:
     # group's padding cannot be exactly zero, but it only ever meets activations that are.
     codes = zeros.clamp(max=2**spec.bits - 1).repeat_interleave(rows_per_group, dim=0)
     codes[: spec.k, : spec.n] = layer.codes
-    scales = torch.zeros((spec.groups, spec.n_padded), dtype=layer.scales.dtype)
+    scales = torch.zeros((spec.groups, spec.n_padded), dtype=layer.scales.dtype, device=device)
     scales[: layer.scales.shape[0], : spec.n] = layer.scales
-    bias = None
-    if layer.bias is not None:
-        bias = torch.zeros(spec.n_padded, dtype=layer.bias.dtype)
-        bias[: spec.n] = layer.bias
     return QuantizedLinear(
         spec=spec,
         qweight=pack_codes(codes, spec.bits),
@@ -122,6 +126,11 @@ def pack(layer: LogicalLayer) -> QuantizedLinear:
 def unpack(layer: QuantizedLinear) -> LogicalLayer:
     """Undo `pack` exactly: every code, scale, zero point and bias of the logical layer."""
     spec = layer.spec
+    if not spec.quantized:
+        bias = None if layer.bias is None else layer.bias[: spec.n].clone()
+        return LogicalLayer(
+            spec=spec, codes=layer.qweight[: spec.n].T, scales=layer.scales, bias=bias
+        )
     groups = stored_groups(spec)
     return LogicalLayer(
         spec=spec,
@@ -144,15 +153,19 @@ def stored_groups(spec: LayerSpec) -> int:
 
 def _check(layer: LogicalLayer) -> None:
     spec = layer.spec
-    if spec.bits not in layout.BITS or spec.group_size not in layout.GROUP_SIZES:
+    if spec.quantized and (
+        spec.bits not in layout.BITS or spec.group_size not in layout.GROUP_SIZES
+    ):
         raise ValueError(
             f"{spec.name}: bits {spec.bits}, group_size {spec.group_size}; the layout holds bits "
             f"{layout.BITS} and group sizes {layout.GROUP_SIZES}"
         )
     columns = (stored_groups(spec), spec.n)
+    dtype_of_scales = to_torch(spec.scale_dtype)
+    dtype_of_codes = torch.uint8 if spec.quantized else dtype_of_scales
     expected = {
-        "codes": (layer.codes, torch.uint8, (spec.k, spec.n)),
-        "scales": (layer.scales, to_torch(spec.scale_dtype), columns),
+        "codes": (layer.codes, dtype_of_codes, (spec.k, spec.n)),
+        "scales": (layer.scales, dtype_of_scales, columns if spec.quantized else (0,)),
         "zeros": (layer.zeros, torch.uint8, columns),
         "bias": (layer.bias, None, (spec.n,)),
         "k_permutation": (layer.k_permutation, torch.int32, (spec.k,)),
