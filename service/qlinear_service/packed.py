@@ -5,9 +5,7 @@ writer streams one layer at a time; the reader maps the file, so that weights st
 and checks each tensor's checksum when it is first read.
 """
 
-import contextlib
 import json
-import secrets
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -27,7 +25,7 @@ from qlinear_service.packed_metadata import (
     parse_metadata,
     render_metadata,
 )
-from qlinear_service.publish import publish
+from qlinear_service.partial_file import Flusher, replacing
 
 __all__ = ["PackedFile", "planned_bytes", "write_packed"]
 
@@ -77,17 +75,17 @@ def write_packed(
         CheckpointError: the file cannot be written.
         ValueError: `layers` does not yield what `specs` says.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
-        with temporary.open("xb") as file:
-            _write(file, model_name, layers, specs=specs, progress=progress)
-        publish(temporary, path)
+        with replacing(path) as file, Flusher(file) as flusher:
+
+            def wrote(nbytes: int) -> None:
+                flusher.wrote(nbytes)
+                progress(nbytes)
+
+            _write(file, model_name, layers, specs=specs, progress=wrote)
+            flusher.finish()
     except OSError as error:
         raise CheckpointError(path, f"cannot be written: {error.strerror or error}") from None
-    finally:
-        # Gone already if it took the final name; still there after any error or interruption.
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def _write(

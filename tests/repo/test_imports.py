@@ -20,6 +20,7 @@ FLOORS: list[set[str]] = [
         "dtypes",
         "process",
         "publish",
+        "partial_file",
         "log_values",
         "kernels.__init__",
         "kernels.layout",
