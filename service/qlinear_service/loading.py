@@ -20,7 +20,8 @@ from qlinear_service.errors import CheckpointError
 from qlinear_service.gpu.choice import choose_device
 from qlinear_service.gpu.loading import GpuPlace
 from qlinear_service.gpu.streams import Device
-from qlinear_service.kernels.backends import Kernels, load_kernels
+from qlinear_service.kernels.assembly import Converter
+from qlinear_service.kernels.backends import CpuKernels, Kernels, load_kernels
 from qlinear_service.layers import LayerRegistry, LayerSpec, QuantizedLinear
 from qlinear_service.loaded import Loaded
 from qlinear_service.log_values import quoted
@@ -118,11 +119,14 @@ def load(path: Path, config: KernelConfig, stop: threading.Event) -> Loaded:
     unwanted = kernels.name == "torch" and not config.torch_only
     level = logging.WARNING if unwanted else logging.INFO
     logger.log(level, "kernels name=%s description=%s", kernels.name, quoted(kernels.description))
+    converter = Converter(device=torch.device(config.device))
+    if isinstance(kernels, CpuKernels):
+        converter = Converter(pack_codes=kernels.pack_codes)
     place.check_fits(spec for source in sources for spec in source.specs)
     registry = LayerRegistry()
     with place.filling() as put:
         for source in sources:
-            if not _load_model(source, registry, put, stop):
+            if not _load_model(source, registry, put, stop, converter):
                 return Loaded(registry=registry, kernels=kernels)
     if not len(registry):
         raise CheckpointError(path, "holds no linear layer that is served (see --unquantized)")
@@ -140,11 +144,15 @@ def load(path: Path, config: KernelConfig, stop: threading.Event) -> Loaded:
 
 
 def _load_model(
-    source: models.ModelSource, registry: LayerRegistry, put: Put, stop: threading.Event
+    source: models.ModelSource,
+    registry: LayerRegistry,
+    put: Put,
+    stop: threading.Event,
+    converter: Converter,
 ) -> bool:
     """Put the layers of one model where they are computed; return False if `stop` came first."""
     started, loaded = time.perf_counter(), 0
-    for layer in source.load_layers():
+    for layer in source.load_layers(converter):
         if stop.is_set():
             return False
         registry.add(put(layer))

@@ -5,10 +5,8 @@ at a time, so that a checkpoint is converted without ever being in memory twice.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-
-import torch
 
 from qlinear_service.checkpoints import (
     WEIGHTS_SUFFIX,
@@ -22,7 +20,7 @@ from qlinear_service.checkpoints import (
 from qlinear_service.checkpoints.plain import QuantizedHere
 from qlinear_service.errors import CheckpointError
 from qlinear_service.kernels import layout
-from qlinear_service.kernels.assembly import assemble
+from qlinear_service.kernels.assembly import Converter, assemble
 from qlinear_service.layers import LayerSpec, LogicalLayer, QuantizedLinear
 from qlinear_service.packed import PackedFile
 
@@ -48,8 +46,12 @@ class ModelSource(ABC):
     """Of a packed file."""
 
     @abstractmethod
-    def load_layers(self) -> Iterator[QuantizedLinear]:
+    def load_layers(self, converter: Converter | None = None) -> Iterator[QuantizedLinear]:
         """Yield the layers one at a time, each checked.
+
+        Args:
+            converter: where and with what a checkpoint's codes are unpacked and packed; None is
+                plain torch on the CPU.
 
         Raises:
             CheckpointError: a layer's values are damaged or not supported.
@@ -79,7 +81,7 @@ class PackedModel(ModelSource):
         self.layout_version = layout.VERSION
         self.specs = self._file.specs
 
-    def load_layers(self) -> Iterator[QuantizedLinear]:
+    def load_layers(self, converter: Converter | None = None) -> Iterator[QuantizedLinear]:
         """Yield the layers, mapped from the file."""
         for spec in self.specs:
             yield self._file.load(spec.module)
@@ -95,29 +97,25 @@ class PackedModel(ModelSource):
 
 
 class CheckpointModel(ModelSource):
-    """A model in a checkpoint folder; each layer is converted when it is loaded.
+    """A model in a checkpoint folder; each layer is converted when it is loaded."""
 
-    Args:
-        checkpoint: the folder.
-        device: where codes are unpacked and packed; layers come out on the host all the same.
-    """
-
-    def __init__(self, checkpoint: Checkpoint, device: torch.device | None = None) -> None:
+    def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
-        self._device = device or torch.device("cpu")
         self.path = checkpoint.path
         self.name = checkpoint.model
         self.format = checkpoint.format
         self.specs = checkpoint.layers
         self.skipped = checkpoint.skipped
 
-    def load_layers(self) -> Iterator[QuantizedLinear]:
+    def load_layers(self, converter: Converter | None = None) -> Iterator[QuantizedLinear]:
         """Yield the layers, packed one by one."""
+        made = converter or Converter()
         for spec in self.specs:
-            yield assemble(spec, self._slabs(spec.module))
 
-    def _slabs(self, module: str) -> Callable[[int, int], LogicalLayer]:
-        return lambda begin, end: self._checkpoint.load(module, begin, end, self._device)
+            def load(begin: int, end: int, module: str = spec.module) -> LogicalLayer:
+                return self._checkpoint.load(module, begin, end, made.device)
+
+            yield assemble(spec, load, using=made.pack_codes)
 
     def relative_errors(self) -> dict[str, float]:
         """Return the error of each layer that was quantized here, as far as it was loaded."""
@@ -142,7 +140,6 @@ def open_model(
     *,
     name: str | None = None,
     plain: PlainOptions | None = None,
-    device: torch.device | None = None,
 ) -> ModelSource:
     """Open the one model at `path`: a packed file or a checkpoint folder.
 
@@ -150,7 +147,6 @@ def open_model(
         path: the file or folder.
         name: name for a checkpoint's model; None is the folder's own. A packed file has one.
         plain: what becomes of a checkpoint's unquantized layers.
-        device: where a checkpoint's codes are unpacked and packed; None is the CPU.
 
     Raises:
         CheckpointError: nothing is there, or it is damaged or not supported.
@@ -160,7 +156,7 @@ def open_model(
             path, "does not exist; expected a packed file, a checkpoint folder or a folder of them"
         )
     if path.is_dir():
-        return CheckpointModel(open_checkpoint(path, model=name, plain=plain), device)
+        return CheckpointModel(open_checkpoint(path, model=name, plain=plain))
     return PackedModel(path)
 
 

@@ -13,9 +13,10 @@ from qlinear_service.checkpoints import PlainOptions, open_checkpoint
 from qlinear_service.dtypes import DType
 from qlinear_service.gpu.streams import CudaStreams
 from qlinear_service.kernels import packing, reference
+from qlinear_service.kernels.assembly import Converter
 from qlinear_service.kernels.backends import CpuKernels
 from qlinear_service.kernels.torch_types import to_torch
-from qlinear_service.models import open_model
+from qlinear_service.models import CheckpointModel, open_model
 
 
 @pytest.mark.parametrize("name", LOADED)
@@ -45,7 +46,7 @@ def test_cpu_and_gpu_agree_on_real_checkpoints(
 
 @pytest.mark.parametrize("name", LOADED)
 def test_converted_on_the_gpu_every_bit_is_the_same(kernels: RecordingKernels, name: str) -> None:
-    there = list(open_model(VECTORS / name, device=kernels.device).load_layers())
+    there = list(open_model(VECTORS / name).load_layers(Converter(device=kernels.device)))
     here = packed_layers(VECTORS / name)
     for ours, its in zip(there, here, strict=True):
         assert_same(ours, its)
@@ -57,8 +58,9 @@ def test_quantized_on_the_gpu_is_as_good(kernels: RecordingKernels, name: str) -
     """Divisions may round differently there: what counts is the error."""
     errors = []
     for device in (kernels.device, torch.device("cpu")):
-        model = open_model(VECTORS / name, plain=PlainOptions(treatment="mse"), device=device)
-        list(model.load_layers())
+        model = open_model(VECTORS / name, plain=PlainOptions(treatment="mse"))
+        assert isinstance(model, CheckpointModel)
+        list(model.load_layers(Converter(device=device)))
         errors.append(model.relative_errors())
     for module, error in errors[0].items():
         assert error == pytest.approx(errors[1][module], rel=1e-3)

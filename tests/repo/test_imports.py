@@ -42,11 +42,11 @@ FLOORS: list[set[str]] = [
         "slots",
         "transport",
     }
-    | {"packed", "packed_metadata", "checkpoints"},
+    | {"packed", "packed_metadata", "packed_writer", "checkpoints"},
     {"servicer", "handlers", "engine", "health", "lifecycle", "channel"}
     | {"streaming", "stream_call", "stream_reader", "calls", "statuses"}
     | {"metrics_page", "metrics_server", "probe", "signals", "gpu", "loaded"}
-    | {"selftest", "sample_layers", "diagnosis", "models", "loading", "loadgen"},
+    | {"selftest", "sample_layers", "diagnosis", "models", "loading", "loadgen", "conversion"},
     {"server"},
     {"commands"},
     {"cli", "__main__"},

@@ -21,7 +21,7 @@ from qlinear_service.errors import CheckpointError
 from qlinear_service.kernels.packing import pack
 from qlinear_service.layers import LogicalLayer
 from qlinear_service.models import CheckpointModel, PackedModel, discover, open_model
-from qlinear_service.packed import write_packed
+from qlinear_service.packed_writer import write_packed
 
 
 def write_packed_model(path: Path, model: str, modules: Sequence[str] = ("layer",)) -> Path:

@@ -1,34 +1,18 @@
 """`qlinear pack`: turn a checkpoint into one packed file, layer by layer.
 
 The file appears under its name when it is complete; until then, and after any interruption,
-nothing does.
+nothing does. What does the work is conversion.py.
 """
 
 import argparse
-import contextlib
-import signal
+import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 
-import torch
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-
-from qlinear_service.checkpoints import PlainOptions, checked_model_name
 from qlinear_service.config import AUTO, UNQUANTIZED
-from qlinear_service.errors import CheckpointError, ConfigError
+from qlinear_service.errors import CheckpointError
 from qlinear_service.kernels import layout
-from qlinear_service.models import CheckpointModel, open_model
-from qlinear_service.packed import planned_bytes, write_packed
+from qlinear_service.process import tune_conversion
 
 __all__ = ["add_arguments", "run"]
 
@@ -77,36 +61,24 @@ def run(args: argparse.Namespace) -> int:
     """Pack, and return the exit code."""
     source, output = args.source, args.output
     _check_output(source, output, force=args.force)
+    # The first import of torch, after what must be set before it.
+    tune_conversion(os.environ)
+    from qlinear_service.checkpoints import PlainOptions, checked_model_name
+    from qlinear_service.conversion import chosen_device, convert
+
     if args.name is not None:
         checked_model_name(args.name, source)
-    model = open_model(source, name=args.name, plain=_plain(args), device=_device(args.device))
-    if not isinstance(model, CheckpointModel):
-        raise CheckpointError(source, "is packed already; expected a checkpoint folder")
-    if not model.specs:
-        raise CheckpointError(source, "holds no linear layer that is served (see --unquantized)")
-    total = planned_bytes(model.specs)
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
+    plain = PlainOptions(
+        treatment=args.unquantized,
+        bits=args.bits,
+        group_size=args.group_size,
+        symmetric=not args.asymmetric,
+        calibration=args.calibration,
     )
     try:
-        with (
-            _terminated_like_interrupted(),
-            Progress(*columns, console=console, disable=not console.is_terminal) as bar,
-        ):
-            task = bar.add_task(model.name, total=total)
-            write_packed(
-                output,
-                model.name,
-                model.load_layers(),
-                specs=model.specs,
-                progress=lambda written: bar.advance(task, written),
-            )
-            bar.update(task, completed=total)  # a narrow bias takes less than was planned
+        model = convert(
+            source, output, name=args.name, plain=plain, device=chosen_device(args.device)
+        )
     except KeyboardInterrupt:
         print("qlinear pack: stopped; nothing was written", file=sys.stderr)
         return _INTERRUPTED
@@ -120,34 +92,6 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _plain(args: argparse.Namespace) -> PlainOptions:
-    return PlainOptions(
-        treatment=args.unquantized,
-        bits=args.bits,
-        group_size=args.group_size,
-        symmetric=not args.asymmetric,
-        calibration=args.calibration,
-    )
-
-
-def _device(name: str) -> torch.device:
-    """Return the device that is asked for.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
-    if name == AUTO:
-        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-    kind, _, index = name.partition(":")
-    if name == "cpu":
-        return torch.device(name)
-    if kind != "cuda" or not index.isdecimal():
-        raise ConfigError(f"--device is {name!r}; expected cpu or cuda:N, as in cuda:0, or {AUTO}")
-    if not torch.cuda.is_available() or int(index) >= torch.cuda.device_count():
-        raise ConfigError(f"--device is {name!r}, but torch finds no such GPU; try cpu")
-    return torch.device(name)
-
-
 def _check_output(source: Path, output: Path, *, force: bool) -> None:
     if output.is_dir():
         raise CheckpointError(output, "is a folder; expected the name of the file to write")
@@ -159,17 +103,3 @@ def _check_output(source: Path, output: Path, *, force: bool) -> None:
         raise CheckpointError(
             output, "would become part of the checkpoint in the same folder; write it elsewhere"
         )
-
-
-@contextlib.contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """Let SIGTERM clean up the temporary file as Ctrl-C does."""
-
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

@@ -195,6 +195,24 @@ class CpuKernels:
         self._check(status, f"gather m={x.shape[0]} k={x.shape[1]}")
         return out
 
+    def pack_codes(self, codes: torch.Tensor, bits: int) -> torch.Tensor:
+        """Do what `packing.pack_codes` does, for codes [k_padded, n_padded] on the host."""
+        k, n = codes.shape
+        codes = codes.contiguous()
+        tiles = (n // layout.TILE_N, k // layout.TILE_K, layout.tile_bytes(bits))
+        packed = torch.empty(tiles, dtype=torch.uint8)
+        status = self._library.ql_cpu_pack_codes(
+            ctypes.c_void_p(codes.data_ptr()),
+            ctypes.c_int64(n),
+            ctypes.c_int64(k),
+            ctypes.c_int64(n),
+            bits,
+            ctypes.c_void_p(packed.data_ptr()),
+            self._threads,
+        )
+        self._check(status, f"pack k={k} n={n} bits={bits}")
+        return packed
+
     def read(self, buffer: torch.Tensor, *, passes: int, threads: int) -> None:
         """Read `buffer`, contiguous int64, `passes` times as fast as the device can."""
         nbytes = buffer.numel() * buffer.element_size()

@@ -6,6 +6,7 @@ Padding is chosen so that it multiplies to exactly zero: scale 0 beyond n and be
 group, and code = zero point in the rest of a group that ends short.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from qlinear_service.kernels.torch_types import to_torch
 from qlinear_service.layers import LayerSpec, LogicalLayer, QuantizedLinear
 
 __all__ = [
+    "PackCodes",
     "pack",
     "pack_codes",
     "pack_columns",
@@ -23,6 +25,10 @@ __all__ = [
     "unpack_codes",
     "unpack_columns",
 ]
+
+
+PackCodes = Callable[[torch.Tensor, int], torch.Tensor]
+"""What `pack_codes` is; the compiled kernels have one that is faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,42 +91,56 @@ def unpack_columns(packed: torch.Tensor) -> torch.Tensor:
     return split.permute(1, 0, 3, 2).reshape(groups, blocks * layout.TILE_N).contiguous()
 
 
-def pack(layer: LogicalLayer) -> QuantizedLinear:
+def pack(layer: LogicalLayer, *, using: PackCodes = pack_codes) -> QuantizedLinear:
     """Return `layer` padded and in the runtime layout, on the device of its codes.
+
+    Args:
+        layer: what a checkpoint holds.
+        using: what brings padded codes into tile order.
 
     Raises:
         ValueError: a tensor's shape or dtype contradicts `layer.spec`.
     """
-    spec, device = layer.spec, layer.codes.device
+    spec = layer.spec
     _check(layer)
-    bias = None
-    if layer.bias is not None:
-        bias = torch.zeros(spec.n_padded, dtype=layer.bias.dtype, device=device)
-        bias[: spec.n] = layer.bias
+    bias = None if layer.bias is None else _padded(layer.bias, (spec.n_padded,))
     if not spec.quantized:
-        weight = torch.zeros((spec.n_padded, spec.k), dtype=layer.codes.dtype, device=device)
-        weight[: spec.n] = layer.codes.T
+        weight = _padded(layer.codes.T, (spec.n_padded, spec.k))
         return QuantizedLinear(spec=spec, qweight=weight, scales=layer.scales, bias=bias)
-    # An all-zero padded weight, then the stored part written over it.
-    zero_code = 1 << (spec.bits - 1)
-    zeros = torch.full((spec.groups, spec.n_padded), zero_code, dtype=torch.uint8, device=device)
-    if layer.zeros is not None:
-        zeros[: layer.zeros.shape[0], : spec.n] = layer.zeros
-    rows_per_group = spec.k_padded if spec.group_size == -1 else spec.group_size
-    # A stored zero point may lie one beyond the largest code (files of AutoGPTQ 0.7.1); such a
-    # group's padding cannot be exactly zero, but it only ever meets activations that are.
-    codes = zeros.clamp(max=2**spec.bits - 1).repeat_interleave(rows_per_group, dim=0)
-    codes[: spec.k, : spec.n] = layer.codes
-    scales = torch.zeros((spec.groups, spec.n_padded), dtype=layer.scales.dtype, device=device)
-    scales[: layer.scales.shape[0], : spec.n] = layer.scales
+    columns = (spec.groups, spec.n_padded)
+    middle = 1 << (spec.bits - 1)
+    zeros = None if layer.zeros is None else _padded(layer.zeros, columns, middle)
     return QuantizedLinear(
         spec=spec,
-        qweight=pack_codes(codes, spec.bits),
-        scales=pack_columns(scales),
-        zeros=None if layer.zeros is None else pack_columns(zeros),
+        qweight=using(_padded_codes(layer, zeros), spec.bits),
+        scales=pack_columns(_padded(layer.scales, columns)),
+        zeros=None if zeros is None else pack_columns(zeros),
         bias=bias,
         k_permutation=layer.k_permutation,
     )
+
+
+def _padded(tensor: torch.Tensor, shape: tuple[int, ...], value: int = 0) -> torch.Tensor:
+    """Return `tensor` contiguous and with `value` behind its end in each dimension."""
+    if tuple(tensor.shape) == shape:
+        return tensor.contiguous()
+    whole = torch.full(shape, value, dtype=tensor.dtype, device=tensor.device)
+    whole[tuple(slice(size) for size in tensor.shape)] = tensor
+    return whole
+
+
+def _padded_codes(layer: LogicalLayer, zeros: torch.Tensor | None) -> torch.Tensor:
+    """Return codes [k_padded, n_padded]: beyond the stored ones, each is its zero point."""
+    spec = layer.spec
+    shape = (spec.k_padded, spec.n_padded)
+    codes = _padded(layer.codes, shape, 1 << (spec.bits - 1))
+    if zeros is not None and spec.k < spec.k_padded:
+        rows_per_group = spec.k_padded if spec.group_size == -1 else spec.group_size
+        group = torch.arange(spec.k, spec.k_padded, device=codes.device) // rows_per_group
+        # A stored zero point may lie one beyond the largest code (files of AutoGPTQ 0.7.1); such a
+        # group's padding cannot be exactly zero, but it only ever meets activations that are.
+        codes[spec.k :] = zeros.clamp(max=2**spec.bits - 1)[group]
+    return codes
 
 
 def unpack(layer: QuantizedLinear) -> LogicalLayer:
