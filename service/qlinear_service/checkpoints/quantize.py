@@ -90,13 +90,13 @@ def _rounded(
     if symmetric:
         middle = 2 ** (bits - 1)
         reach = blocks.abs().amax(dim=2) * factor
-        scales = _stored(reach, middle - 1, scale_dtype)
+        scales = _stored(reach, middle - 1, scale_dtype, beyond=0.5)
         zeros = torch.full_like(reach, middle)
     else:
         low = blocks.amin(dim=2).clamp(max=0) * factor
         high = blocks.amax(dim=2).clamp(min=0) * factor
         # Halves, because the whole range may be beyond float32.
-        scales = _stored(high / 2 - low / 2, last / 2, scale_dtype)
+        scales = _stored(high / 2 - low / 2, last / 2, scale_dtype, beyond=0)
         wide = scales.float()
         zeros = torch.where(wide > 0, -low / wide, 0.0).round().clamp(0, last)
     wide = scales.float()[..., None]
@@ -104,12 +104,15 @@ def _rounded(
     return (steps + zeros[..., None]).clamp(0, last), scales, zeros
 
 
-def _stored(reach: torch.Tensor, steps: float, dtype: torch.dtype) -> torch.Tensor:
-    """Return scales in `dtype`, none so small that `reach` is more than half a step beyond."""
+def _stored(
+    reach: torch.Tensor, steps: float, dtype: torch.dtype, *, beyond: float
+) -> torch.Tensor:
+    """Return scales in `dtype`, none so small that `reach` is further than `beyond` steps out."""
     scales = (reach / steps).to(dtype)
-    short = reach > (steps + 0.5) * scales.float()
-    upward = torch.nextafter(scales, torch.full_like(scales, torch.inf))
-    scales = torch.where(short, upward, scales)
+    short = reach > (steps + beyond) * scales.float()
+    # The next larger number: of those that are not negative, the next bits.
+    bits = scales.view(torch.int32 if dtype == torch.float32 else torch.int16)
+    scales = torch.where(short, (bits + 1).view(dtype), scales)
     if not bool(torch.isfinite(scales).all()):
         raise ValueError(f"weights up to {float(reach.max()):g} need scales beyond {dtype}")
     return scales
