@@ -160,6 +160,17 @@ def test_groups_of_other_lengths_load_if_blocks_fit(
     assert torch.equal(dequantize(pack(layer)), expected.T)
 
 
+@pytest.mark.parametrize("used", [(0, 0, 0), (1, 1, 1), (0, 1, 1), (2, 0, 0)])
+def test_groups_without_any_feature_are_left_out(used: tuple[int, ...], tmp_path: Path) -> None:
+    tensors = gptq_tensors(k=96)
+    index = torch.tensor(used).repeat_interleave(32)
+    tensors["layer.g_idx"] = index.int()
+    layer = open_checkpoint(write_checkpoint(tmp_path, tensors)).load("layer")
+    codes = unpack_rows(tensors["layer.qweight"], bits=4).float()
+    expected = (codes - 8) * tensors["layer.scales"].float()[index]
+    assert torch.equal(dequantize(pack(layer)), expected.T)
+
+
 def test_groups_that_no_block_fits_are_refused(tmp_path: Path) -> None:
     tensors = gptq_tensors()
     tensors["layer.g_idx"][3] = 1

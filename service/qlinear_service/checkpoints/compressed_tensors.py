@@ -236,7 +236,7 @@ def _grouping(
         raise ValueError(
             f"weight_g_idx[{place}] = {int(index[place])}; expected a group in 0 .. {groups - 1}"
         )
-    return by_index(index, group_size)
+    return by_index(index, group_size, groups)
 
 
 class CompressedModule(AffineModule):

@@ -163,7 +163,7 @@ def _grouping(
             raise ValueError(
                 f"g_idx[{place}] = {int(index[place])}; expected a group in 0 .. {groups - 1}"
             )
-        return by_index(index, setting.group_size)
+        return by_index(index, setting.group_size, groups)
     except ValueError as error:
         raise CheckpointError(path, str(error), tensor=name) from None
 
@@ -209,5 +209,6 @@ class GptqModule(AffineModule):
     def grouping(self) -> Grouping:
         """See `AffineModule.grouping`."""
         if "g_idx" in self.tensors:
-            return by_index(self.tensor("g_idx"), self._group_size)
+            groups = self.tensors["scales"].shape[0]
+            return by_index(self.tensor("g_idx"), self._group_size, groups)
         return sequential(self.spec.k, self._group_size)

@@ -50,12 +50,13 @@ def sequential(k: int, group_size: int) -> Grouping:
     return Grouping(size, stored=torch.arange(0, k, size) // group_size)
 
 
-def by_index(group_of: torch.Tensor, group_size: int) -> Grouping:
+def by_index(group_of: torch.Tensor, group_size: int, stored: int) -> Grouping:
     """Return the arrangement of features whose groups are listed one by one.
 
     Args:
-        group_of: int [k], the group of each feature.
+        group_of: int [k], the group of each feature, below `stored`.
         group_size: what the configuration says; preferred where it fits.
+        stored: number of groups that there are scales for; some may have no feature.
 
     Raises:
         ValueError: sorted by group, the features cannot be cut into blocks of 32 of one group.
@@ -63,8 +64,8 @@ def by_index(group_of: torch.Tensor, group_size: int) -> Grouping:
     k = len(group_of)
     groups = group_of.long()
     if bool((groups == groups[0]).all()):
-        only = None if int(groups[0]) == 0 else groups[:1].clone()
-        return Grouping(group_size if group_size in _BLOCKS and group_size >= k else -1, None, only)
+        size = group_size if group_size in _BLOCKS and group_size >= k else -1
+        return Grouping(size, None, None if stored == 1 else groups[:1].clone())
     order = torch.argsort(groups, stable=True)
     ordered = groups[order]
     permuted = None if bool((order == torch.arange(k)).all()) else order
@@ -72,7 +73,7 @@ def by_index(group_of: torch.Tensor, group_size: int) -> Grouping:
     for size in (*preferred, *_BLOCKS):
         firsts = ordered[::size]
         if bool((firsts.repeat_interleave(size)[:k] == ordered).all()):
-            same = bool((firsts == torch.arange(len(firsts))).all())
+            same = torch.equal(firsts, torch.arange(stored))
             return Grouping(size, permuted, None if same else firsts.clone())
     counts = torch.bincount(groups)
     number = int((counts % 32 != 0).nonzero()[0])
