@@ -100,6 +100,45 @@ def test_patterns_of_modules_left_alone_do_no_harm(tmp_path: Path) -> None:
     assert [spec.module for spec in checkpoint.layers] == ["layer"]
 
 
+def test_a_module_that_no_setting_fits_is_named_with_all_of_them(tmp_path: Path) -> None:
+    tensors = gptq_tensors("a") | gptq_tensors("b", k=128, group_size=64)
+    dynamic = {"+:b": {"bits": 8, "group_size": 64}, "c": {"bits": 3}}
+    folder = write_checkpoint(tmp_path, tensors, dynamic=dynamic)
+    with pytest.raises(CheckpointError, match=r"b: fits none of the settings .*4 bits, group_siz"):
+        open_checkpoint(folder)
+    dynamic = {"+:b": {"bits": 4, "group_size": 64}}
+    checkpoint = open_checkpoint(write_checkpoint(tmp_path, tensors, dynamic=dynamic))
+    assert [(s.module, s.group_size) for s in checkpoint.layers] == [("a", 32), ("b", 64)]
+
+
+def test_a_pattern_that_would_take_for_ever_is_not_run(tmp_path: Path) -> None:
+    module = "a" * 40
+    folder = write_checkpoint(
+        tmp_path, gptq_tensors(module), dynamic={"(a+)+$x": {"bits": 8}, "-:(a|a)*b": {}}
+    )
+    assert [spec.module for spec in open_checkpoint(folder).layers] == [module]
+
+
+def test_without_g_idx_group_sizes_must_be_told_apart(tmp_path: Path) -> None:
+    tensors = gptq_tensors(k=96, group_size=64)
+    del tensors["layer.g_idx"]
+    made = {"group_size": 64, "dynamic": {"x": {"group_size": 48}}}
+    with pytest.raises(CheckpointError, match=r"layer: fits several group sizes \(4 bits, group"):
+        open_checkpoint(write_checkpoint(tmp_path, tensors, **made))
+
+
+@pytest.mark.parametrize(("zeros", "words"), [((2, 1), 2), ((2, 124), 125)])
+def test_zero_points_that_a_tool_cut_short_are_refused(
+    zeros: tuple[int, int], words: int, tmp_path: Path
+) -> None:
+    n = 8 * words
+    tensors = gptq_tensors(n=n) | {"layer.qzeros": torch.zeros(zeros, dtype=torch.int32)}
+    with pytest.raises(
+        CheckpointError, match=rf"layer\.qzeros: has shape .*expected \[2, {words}\]"
+    ):
+        open_checkpoint(write_checkpoint(tmp_path, tensors))
+
+
 def test_group_size_that_kernels_lack_is_refused(tmp_path: Path) -> None:
     tensors = gptq_tensors(k=96, group_size=48)
     del tensors["layer.g_idx"]

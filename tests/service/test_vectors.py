@@ -51,6 +51,14 @@ def test_every_weight_of_a_real_file_is_exact(vector: str) -> None:
     assert {x.spec.module: weight_hash(x) for x in layers} == weight_hashes(vector)
 
 
+def test_awq_files_hold_zero_points_of_zero() -> None:
+    """Or the exactness of these files would say nothing of a reader that subtracts one."""
+    checkpoint = open_checkpoint(VECTORS / "awq-autoawq-layer-n64-k1024-g32")
+    zeros = checkpoint.load("layer").zeros
+    assert zeros is not None
+    assert {0, 15} <= set(zeros.unique().tolist())
+
+
 @pytest.mark.parametrize("vector", LOADED)
 def test_slabs_of_a_layer_are_the_layer(vector: str) -> None:
     """Output features are read some at a time: every code, scale, zero point, bias."""
