@@ -57,6 +57,7 @@ def metrics_of(
     waiting: Mapping[str, int] | None = None,
     clock: Callable[[], float] = time.monotonic,
     gauges: Mapping[str, float] | None = None,
+    tuned: Iterable[tuple[str, int, float]] = (),
 ) -> Metrics:
     """Return metrics that know these layers, and a queue with that many rows of each waiting."""
     metrics = Metrics(
@@ -75,8 +76,47 @@ def metrics_of(
         roofline=roofline,
         load=load,
         gauges=None if gauges is None else lambda: gauges,
+        tuned_bandwidths=tuned,
     )
     return metrics
+
+
+ROOFLINE = Roofline(sizes_bytes=(100, 200), read_seconds=(1e-6, 4e-6), products_per_second=1e9)
+
+
+def compute(metrics: Metrics, layer: str, rows: int, seconds: float = 1e-3) -> None:
+    metrics.waited(layer, [2e-3])
+    metrics.batch_finished(
+        layer,
+        rows=rows,
+        requests=1,
+        x_itemsize=2,
+        y_itemsize=4,
+        transfers=[("gather", 10_000)],
+        kernel_seconds=seconds,
+    )
+
+
+def everything_of(*specs: Spec) -> Metrics:
+    """Metrics that have all that is told once, at the start."""
+    return metrics_of(
+        *specs,
+        roofline=ROOFLINE,
+        waiting={"m/up": 3},
+        gauges=GPU_GAUGES,
+        tuned=[(specs[0].shape, 8, 4e12)],
+    )
+
+
+def everything(metrics: Metrics) -> None:
+    """Cause at least one series of every family; `metrics` knows layer m/up."""
+    compute(metrics, "m/up", 3)
+    metrics.slot_filled(1e-6)
+    metrics.replied(1e-5)
+    metrics.call_finished("MatMul", ["m/up"], "OK", 0.01)
+    metrics.call_finished("MatMul", ["up"], "RESOURCE_EXHAUSTED", 0.01, reason="queue_rows")
+    metrics.call_finished("MatMul", ["up"], "DEADLINE_EXCEEDED", 0.01)
+    metrics.call_finished("MatMulStream", ["up"], "CANCELLED", 0.01)
 
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]

@@ -62,6 +62,11 @@ class Place(Protocol):
     def probe(self) -> Roofline:
         """Return what reading and multiplying take there at least."""
 
+    def tuned_bandwidths(
+        self, layers: Iterable[QuantizedLinear]
+    ) -> Iterable[tuple[str, int, float]]:
+        """Return shape, rows and bytes per second where a measured plan is known for a layer."""
+
 
 class HostPlace:
     """The memory of the host, and the CPU."""
@@ -93,6 +98,12 @@ class HostPlace:
     def probe(self) -> Roofline:
         """Return what this machine can do."""
         return probe.measure(self.kernels, threads=self._threads)
+
+    def tuned_bandwidths(
+        self, layers: Iterable[QuantizedLinear]
+    ) -> Iterable[tuple[str, int, float]]:
+        """Return nothing: there are no plans on the CPU."""
+        return ()
 
 
 def load(path: Path, config: KernelConfig, stop: threading.Event) -> Loaded:
@@ -140,6 +151,7 @@ def load(path: Path, config: KernelConfig, stop: threading.Event) -> Loaded:
         roofline=roofline,
         gpu=place.device,
         gauges=place.gauges,
+        tuned_bandwidths=tuple(place.tuned_bandwidths(registry)),
     )
 
 

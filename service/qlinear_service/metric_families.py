@@ -205,6 +205,13 @@ _TABLE: tuple[Family, ...] = (
         "The floor is reading the bytes or multiplying, at the rates measured at start.",
     ),
     Family(
+        "qlinear_tuned_bandwidth_bytes_per_second",
+        "gauge",
+        _LAUNCH,
+        "What the plan of a loaded shape reached when it was tuned, weights cold; beside "
+        "hbm_bandwidth it shows what serving loses. Absent where no table holds the shape.",
+    ),
+    Family(
         "qlinear_batch_rows",
         "histogram",
         ("shape",),

@@ -94,6 +94,7 @@ class Metrics(Collector):
         roofline: Roofline | None,
         load: Load,
         gauges: Callable[[], Mapping[str, float]] | None = None,
+        tuned_bandwidths: Iterable[tuple[str, int, float]] = (),
     ) -> None:
         """Learn what is served, once, when it is loaded.
 
@@ -104,6 +105,7 @@ class Metrics(Collector):
             roofline: what the machine was measured to do, None if it was not.
             load: where queue and slab tell how full they are.
             gauges: what a GPU says of itself at a scrape, by name; None where there is none.
+            tuned_bandwidths: shape, rows and bytes per second, as measured when plans were tuned.
         """
         loaded = {layer.spec.name: layer for layer in layers}
         modules = Counter(layer.spec.module for layer in loaded.values())
@@ -122,6 +124,10 @@ class Metrics(Collector):
         if roofline is not None:
             peak = roofline.peak_bytes_per_second
             self._set("qlinear_hbm_peak_bytes_per_second", peak, self.device)
+        # Of several measured row counts under one label the largest is the last.
+        for shape, m, rate in sorted(tuned_bandwidths):
+            name = "qlinear_tuned_bandwidth_bytes_per_second"
+            self._set(name, rate, shape, m_label(m), self.device)
 
     def call_finished(
         self, method: str, layers: Sequence[str], code: str, seconds: float, *, reason: str = ""

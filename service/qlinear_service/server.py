@@ -163,6 +163,7 @@ class Server:
                 queue_limit_bytes=limits.max_queue_bytes,
             ),
             gauges=loaded.gauges,
+            tuned_bandwidths=loaded.tuned_bandwidths,
         )
         self._batcher = Batcher(
             queue=queue,

@@ -46,6 +46,7 @@ FLOORS: list[set[str]] = [
     {"servicer", "handlers", "engine", "health", "lifecycle", "channel"}
     | {"streaming", "stream_call", "stream_reader", "calls", "statuses"}
     | {"metrics_page", "metrics_server", "probe", "signals", "gpu", "loaded"}
+    | {"planning"}
     | {"selftest", "sample_layers", "diagnosis", "models", "loading", "loadgen", "conversion"},
     {"server"},
     {"commands"},
@@ -71,6 +72,8 @@ NEVER_REACHES: dict[str, set[str]] = {
     "kernels.build": {"torch", "grpc", "numpy", "rich"},
     "kernels.resources": {"torch", "grpc", "numpy", "rich"},
     "commands.call": {"torch"},
+    "commands.plan": {"torch", "grpc"},
+    "kernels.tuned_plans": {"torch", "grpc", "numpy", "rich"},
 }
 
 # What a module must not import itself.

@@ -7,7 +7,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from measured_layers import GPU_GAUGES, Layer, Spec, metrics_of, names, samples_of, scrape, value
+from measured_layers import (
+    GPU_GAUGES,
+    ROOFLINE,
+    Layer,
+    Spec,
+    compute,
+    everything,
+    everything_of,
+    metrics_of,
+    names,
+    samples_of,
+    scrape,
+    value,
+)
 from prometheus_client import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -16,12 +29,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from qlinear_service.metric_families import m_label, new_families, quantile
 from qlinear_service.metrics import Metrics
 from qlinear_service.metrics_page import render
-from qlinear_service.roofline import Roofline
 
 UP, DOWN, TWIN = Spec("up", n=16), Spec("down", n=32), Spec("up", n=16, model="other")
-ROOFLINE = Roofline(sizes_bytes=(100, 200), read_seconds=(1e-6, 4e-6), products_per_second=1e9)
 
-# Section 7 of the design, without what needs a tuned table: name -> type and labels.
+# Section 7 of the design: name -> type and labels.
 CONTRACT = {
     "qlinear_requests_total": ("counter", {"method", "layer", "code"}),
     "qlinear_request_seconds": ("histogram", {"method", "shape"}),
@@ -34,6 +45,7 @@ CONTRACT = {
     "qlinear_hbm_bandwidth_bytes_per_second": ("gauge", {"shape", "m", "device"}),
     "qlinear_hbm_peak_bytes_per_second": ("gauge", {"device"}),
     "qlinear_roofline_ratio": ("gauge", {"shape", "m", "device"}),
+    "qlinear_tuned_bandwidth_bytes_per_second": ("gauge", {"shape", "m", "device"}),
     "qlinear_batch_rows": ("histogram", {"shape"}),
     "qlinear_batch_requests": ("histogram", {"shape"}),
     "qlinear_queue_rows": ("gauge", {"layer"}),
@@ -51,32 +63,8 @@ CONTRACT = {
 }
 
 
-def compute(metrics: Metrics, layer: str, rows: int, seconds: float = 1e-3) -> None:
-    metrics.waited(layer, [2e-3])
-    metrics.batch_finished(
-        layer,
-        rows=rows,
-        requests=1,
-        x_itemsize=2,
-        y_itemsize=4,
-        transfers=[("gather", 10_000)],
-        kernel_seconds=seconds,
-    )
-
-
-def everything(metrics: Metrics) -> None:
-    """Cause at least one series of every family; `metrics` knows layer m/up."""
-    compute(metrics, "m/up", 3)
-    metrics.slot_filled(1e-6)
-    metrics.replied(1e-5)
-    metrics.call_finished("MatMul", ["m/up"], "OK", 0.01)
-    metrics.call_finished("MatMul", ["up"], "RESOURCE_EXHAUSTED", 0.01, reason="queue_rows")
-    metrics.call_finished("MatMul", ["up"], "DEADLINE_EXCEEDED", 0.01)
-    metrics.call_finished("MatMulStream", ["up"], "CANCELLED", 0.01)
-
-
 def test_every_metric_of_the_contract_has_its_type_and_labels() -> None:
-    metrics = metrics_of(UP, roofline=ROOFLINE, waiting={"m/up": 3}, gauges=GPU_GAUGES)
+    metrics = everything_of(UP)
     everything(metrics)
     text = generate_latest(metrics.registry).decode()
     found = {}
@@ -108,7 +96,7 @@ def first_cell(row: str) -> list[str]:
 
 
 def test_openmetrics_parses_too() -> None:
-    metrics = metrics_of(UP, roofline=ROOFLINE, waiting={"m/up": 3}, gauges=GPU_GAUGES)
+    metrics = everything_of(UP)
     everything(metrics)
     text = generate_openmetrics(metrics.registry).decode()
     assert "_created" not in text
@@ -123,6 +111,17 @@ def test_series_appear_at_their_first_use() -> None:
     }
     assert value(samples, "qlinear_weight_bytes", device="cpu") == Layer(UP).packed_bytes
     assert value(samples, "qlinear_build_info", version="1", device="cpu", kernels="torch") == 1
+
+
+def test_tuned_bandwidths_stand_under_the_labels_of_batches() -> None:
+    tuned = [("a", 256, 3.0), ("a", 16, 1.0), ("a", 512, 4.0), ("b", 1, 5.0)]
+    samples = scrape(metrics_of(UP, tuned=tuned))
+    name = "qlinear_tuned_bandwidth_bytes_per_second"
+    found = {(s, m): value(samples, name, shape=s, m=m, device="cpu")
+             for s, m in (("a", "16"), ("a", "512"), ("b", "1"))}  # fmt: skip
+    # 256 and 512 rows have one label: the larger speaks.
+    assert found == {("a", "16"): 1.0, ("a", "512"): 4.0, ("b", "1"): 5.0}
+    assert sum(sample == name for sample, _ in samples) == 3
 
 
 def test_a_call_counts_once_per_layer_and_its_time_once() -> None:

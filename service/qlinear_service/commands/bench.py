@@ -18,6 +18,7 @@ BENCHMARKS = {
     "cpu": ("cpu_op.py", "the CPU operation, against torch's own"),
     "kernel": ("kernel.py", "the CUDA kernels, against their floor, cuBLAS and Humming"),
     "checkpoint": ("checkpoint.py", "packing a checkpoint and loading it, against copy and cat"),
+    "tune": ("kernel_tune.py", "the fastest plan of each shape on this GPU, kept in a table"),
     "soak": ("soak.py", "the server's memory over many calls"),
 }
 FOLDER = Path(__file__).parents[3] / "benchmarks"
