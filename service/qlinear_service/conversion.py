@@ -75,7 +75,7 @@ def convert(
         write_packed(
             output,
             model.name,
-            model.load_layers(converter_for(device)),
+            model.load_slabs(converter_for(device)),
             specs=model.specs,
             progress=lambda written: bar.advance(task, written),
         )

@@ -20,8 +20,8 @@ from qlinear_service.checkpoints import (
 from qlinear_service.checkpoints.plain import QuantizedHere
 from qlinear_service.errors import CheckpointError
 from qlinear_service.kernels import layout
-from qlinear_service.kernels.assembly import Converter, assemble
-from qlinear_service.layers import LayerSpec, LogicalLayer, QuantizedLinear
+from qlinear_service.kernels.assembly import Converter, Load, Slabs, assemble, slabs
+from qlinear_service.layers import LayerSpec, QuantizedLinear
 from qlinear_service.packed import PackedFile
 
 __all__ = ["CheckpointModel", "ModelSource", "PackedModel", "discover", "open_model"]
@@ -111,11 +111,16 @@ class CheckpointModel(ModelSource):
         """Yield the layers, packed one by one."""
         made = converter or Converter()
         for spec in self.specs:
+            yield assemble(spec, self._loader(spec.module, made), using=made.pack_codes)
 
-            def load(begin: int, end: int, module: str = spec.module) -> LogicalLayer:
-                return self._checkpoint.load(module, begin, end, made.device)
+    def load_slabs(self, converter: Converter) -> Iterator[Slabs]:
+        """Yield the layers as slabs, so that not even one of them need be in memory whole."""
+        for spec in self.specs:
+            load = self._loader(spec.module, converter)
+            yield Slabs(spec, slabs(spec, load, using=converter.pack_codes))
 
-            yield assemble(spec, load, using=made.pack_codes)
+    def _loader(self, module: str, converter: Converter) -> Load:
+        return lambda begin, end: self._checkpoint.load(module, begin, end, converter.device)
 
     def relative_errors(self) -> dict[str, float]:
         """Return the error of each layer that was quantized here, as far as it was loaded."""

@@ -4,7 +4,12 @@ The header comes first and holds checksums, so room is left for it and it is wri
 """
 
 import json
+import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import IO, Any
 
@@ -13,13 +18,17 @@ import xxhash
 
 from qlinear_service.errors import CheckpointError
 from qlinear_service.kernels import layout
+from qlinear_service.kernels.assembly import Slabs
 from qlinear_service.layers import LayerSpec, QuantizedLinear
 from qlinear_service.packed_metadata import StoredLayer, expected_tensors, render_metadata
 from qlinear_service.partial_file import Flusher, replacing
 
 __all__ = ["planned_bytes", "write_packed"]
 
+_Layer = QuantizedLinear | Slabs
+
 _LENGTH_BYTES = 8
+_MOST_WRITING = 4  # parts of tensors that are made and not yet written
 _ITEM_BYTES = {"U8": 1, "F16": 2, "BF16": 2, "I32": 4, "F32": 4}
 _TORCH_CODES = {
     torch.uint8: "U8",
@@ -46,7 +55,7 @@ def _worst_bytes(spec: LayerSpec, suffix: str) -> int:
 def write_packed(
     path: Path,
     model_name: str,
-    layers: Iterable[QuantizedLinear],
+    layers: Iterable[_Layer],
     *,
     specs: Sequence[LayerSpec],
     progress: Callable[[int], None] = lambda written: None,
@@ -80,7 +89,7 @@ def write_packed(
 def _write(
     file: IO[bytes],
     model_name: str,
-    layers: Iterable[QuantizedLinear],
+    layers: Iterable[_Layer],
     *,
     specs: Sequence[LayerSpec],
     progress: Callable[[int], None],
@@ -89,11 +98,13 @@ def _write(
         raise ValueError("two layers have the same module name")
     reserved = _reserved_header_bytes(model_name, specs)
     file.seek(_LENGTH_BYTES + reserved)
-    writer = _Writer(file, progress)
-    remaining = iter(layers)
-    stored = [writer.write(spec, _next(remaining, spec), model_name) for spec in specs]
-    if next(remaining, None) is not None:
-        raise ValueError("there are more layers than specs")
+    with ThreadPoolExecutor(1) as thread:
+        writer = _Writer(file, progress, thread)
+        remaining = iter(layers)
+        stored = [writer.write(spec, _next(remaining, spec), model_name) for spec in specs]
+        if next(remaining, None) is not None:
+            raise ValueError("there are more layers than specs")
+        writer.finish()
     header = _header(render_metadata(model_name, stored), writer.entries)
     assert len(header) <= reserved, "the header would run into the first tensor"
     file.seek(0)
@@ -101,7 +112,7 @@ def _write(
     file.write(header.ljust(reserved))
 
 
-def _next(remaining: Iterator[QuantizedLinear], spec: LayerSpec) -> QuantizedLinear:
+def _next(remaining: Iterator[_Layer], spec: LayerSpec) -> _Layer:
     layer = next(remaining, None)
     if layer is None:
         raise ValueError(f"there is no layer for {spec}")
@@ -109,25 +120,75 @@ def _next(remaining: Iterator[QuantizedLinear], spec: LayerSpec) -> QuantizedLin
 
 
 class _Writer:
-    """Writes tensors one behind the other; keeps no layer, so that the next one finds room."""
+    """Writes layers one behind the other, each part by a thread while the next one is made."""
 
-    def __init__(self, file: IO[bytes], progress: Callable[[int], None]) -> None:
-        self._file, self._progress = file, progress
+    def __init__(
+        self, file: IO[bytes], progress: Callable[[int], None], thread: ThreadPoolExecutor
+    ) -> None:
+        self._descriptor, self._begin = file.fileno(), file.tell()
+        self._progress, self._thread = progress, thread
+        self._writing: deque[Future[None]] = deque()
         self._offset = 0
         self.entries: dict[str, Any] = {}
 
-    def write(self, spec: LayerSpec, layer: QuantizedLinear, model_name: str) -> StoredLayer:
+    def write(self, spec: LayerSpec, layer: QuantizedLinear | Slabs, model: str) -> StoredLayer:
         """Write the tensors of one layer, and return what the header must say of it."""
-        if layer.spec != spec or spec.model != model_name:
-            raise ValueError(f"expected layer {spec}, model {model_name!r}; got {layer.spec}")
-        checksums: dict[str, str] = {}
-        for suffix, tensor in _tensors(layer).items():
-            content = _content(tensor)
-            checksums[suffix] = xxhash.xxh3_128_hexdigest(content)
-            self.entries[f"{spec.module}.{suffix}"] = _entry(tensor, self._offset)
-            self._offset += self._file.write(content)
-            self._progress(content.nbytes)
-        return StoredLayer(spec, checksums)
+        if layer.spec != spec or spec.model != model:
+            raise ValueError(f"expected layer {spec}, model {model!r}; got {layer.spec}")
+        parts = layer.parts if isinstance(layer, Slabs) else iter((layer,))
+        places: dict[str, int] = {}
+        hashes: dict[str, Any] = {}
+        features = 0
+        for part in parts:
+            if features % layout.PAD_N or replace(part.spec, n=spec.n) != spec:
+                raise ValueError(f"{part.spec} behind {features} features is no part of {spec}")
+            tensors = _tensors(part)
+            if not places:
+                places = self._place(spec, tensors)
+                hashes = {suffix: xxhash.xxh3_128() for suffix in tensors}
+            elif spec.has_k_permutation:
+                del tensors["k_permutation"]  # the first part has brought all of it
+            for suffix, tensor in tensors.items():
+                content = _content(tensor)
+                hashes[suffix].update(content)
+                self._write_at(places[suffix], content)
+                places[suffix] += content.nbytes
+                self._progress(content.nbytes)
+            features += part.spec.n
+        if features != spec.n:
+            raise ValueError(f"{features} features came for {spec}")
+        return StoredLayer(spec, {suffix: made.hexdigest() for suffix, made in hashes.items()})
+
+    def _place(self, spec: LayerSpec, tensors: dict[str, torch.Tensor]) -> dict[str, int]:
+        """Return where each tensor of a layer begins, and note that for the header."""
+        places = {}
+        for suffix, (_, shape) in expected_tensors(spec).items():
+            places[suffix] = self._offset
+            entry = _entry(tensors[suffix].dtype, shape, self._offset)
+            self.entries[f"{spec.module}.{suffix}"] = entry
+            self._offset = entry["data_offsets"][1]
+        return places
+
+    def _write_at(self, offset: int, content: memoryview) -> None:
+        while len(self._writing) >= _MOST_WRITING:
+            self._writing.popleft().result()
+        place = self._begin + offset
+        self._writing.append(self._thread.submit(_write_all, self._descriptor, content, place))
+
+    def finish(self) -> None:
+        """Wait until all is written.
+
+        Raises:
+            OSError: it could not be.
+        """
+        while self._writing:
+            self._writing.popleft().result()
+
+
+def _write_all(descriptor: int, content: memoryview, place: int) -> None:
+    while content.nbytes:
+        written = os.pwrite(descriptor, content, place)
+        content, place = content[written:], place + written
 
 
 def _tensors(layer: QuantizedLinear) -> dict[str, torch.Tensor]:
@@ -152,12 +213,10 @@ def _content(tensor: torch.Tensor) -> memoryview:
     return tensor.flatten().view(torch.uint8).numpy().data
 
 
-def _entry(tensor: torch.Tensor, offset: int) -> dict[str, Any]:
-    return {
-        "dtype": _TORCH_CODES[tensor.dtype],
-        "shape": list(tensor.shape),
-        "data_offsets": [offset, offset + tensor.numel() * tensor.element_size()],
-    }
+def _entry(dtype: torch.dtype, shape: tuple[int, ...], offset: int) -> dict[str, Any]:
+    code = _TORCH_CODES[dtype]
+    nbytes = prod(shape) * _ITEM_BYTES[code]
+    return {"dtype": code, "shape": list(shape), "data_offsets": [offset, offset + nbytes]}
 
 
 def _header(metadata: dict[str, str], entries: dict[str, Any]) -> bytes:

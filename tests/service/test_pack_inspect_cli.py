@@ -113,13 +113,13 @@ def started_pack(target: Path) -> "subprocess.Popen[str]":
     program = (
         "import sys\n"
         "from qlinear_service import cli, models\n"
-        "once = models.CheckpointModel.load_layers\n"
+        "once = models.CheckpointModel.load_slabs\n"
         "def slow(self, converter):\n"
         "    for layer in once(self, converter):\n"
         "        yield layer\n"
         "        print('started', flush=True)\n"
         "        sys.stdin.read()\n"
-        "models.CheckpointModel.load_layers = slow\n"
+        "models.CheckpointModel.load_slabs = slow\n"
         "sys.exit(cli.main(sys.argv[1:]))\n"
     )
     words = ["pack", str(VECTORS / PHI), "-o", str(target)]
