@@ -30,8 +30,9 @@ def test_outputs_of_real_checkpoints(kernels: Kernels, name: str) -> None:
             x = torch.from_numpy(reference[f"{spec.module}.x"])
             key = "y_bias" if spec.has_bias and f"{spec.module}.y_bias" in reference else "y"
             expected = torch.from_numpy(reference[f"{spec.module}.{key}"])
+            packed = packing.pack(layer)
             for dtype in DType:
-                y = kernels.linear(packing.pack(layer), x, dtype).double()
+                y = kernels.linear(packed, x, dtype).double()
                 error = (y - expected).abs() / bound_of(layer, x, expected, dtype)
                 assert error.max() <= 1.0, spec.module
 

@@ -32,10 +32,10 @@ def counts(printed: str) -> tuple[int, int]:
 
 
 def test_some_hundred_damaged_checkpoints(tmp_path: Path) -> None:
-    printed = run("fuzz_checkpoints.py", "--examples", "600", folder=tmp_path, seconds=100)
+    printed = run("fuzz_checkpoints.py", "--examples", "400", folder=tmp_path, seconds=100)
     loaded, refused = counts(printed)
     assert loaded > 20  # damage that does no harm, or that no format can see
-    assert refused > 200
+    assert refused > 150
 
 
 @pytest.mark.slow
