@@ -41,8 +41,8 @@ def test_some_hundred_damaged_checkpoints(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_many_thousand_damaged_checkpoints(tmp_path: Path) -> None:
-    words = ("--examples", "3000", "--seconds", "180")
-    assert sum(counts(run("fuzz_checkpoints.py", *words, folder=tmp_path, seconds=380))) > 6000
+    words = ("--examples", "3000", "--seconds", "120")
+    assert sum(counts(run("fuzz_checkpoints.py", *words, folder=tmp_path, seconds=380))) > 4000
 
 
 @pytest.mark.slow
@@ -51,7 +51,7 @@ def test_many_thousand_damaged_checkpoints(tmp_path: Path) -> None:
     importlib.util.find_spec("atheris") is None, reason="atheris is not installed (make lint does)"
 )
 def test_damaged_bytes_that_seek_out_branches(tmp_path: Path) -> None:
-    printed = run("fuzz_bytes.py", "-max_total_time=120", folder=tmp_path, seconds=280)
+    printed = run("fuzz_bytes.py", "-max_total_time=60", folder=tmp_path, seconds=280)
     match = re.search(r"Done (\d+) runs", printed)
     assert match is not None, printed[-2000:]
     assert int(match.group(1)) > 2000
