@@ -20,6 +20,7 @@ FLOORS: list[set[str]] = [
         "dtypes",
         "process",
         "publish",
+        "partial_file",
         "log_values",
         "kernels.__init__",
         "kernels.layout",
@@ -41,12 +42,12 @@ FLOORS: list[set[str]] = [
         "slots",
         "transport",
     }
-    | {"packed", "packed_metadata", "checkpoints"},
+    | {"packed", "packed_metadata", "packed_writer", "checkpoints"},
     {"servicer", "handlers", "engine", "health", "lifecycle", "channel"}
     | {"streaming", "stream_call", "stream_reader", "calls", "statuses"}
     | {"metrics_page", "metrics_server", "probe", "signals", "gpu", "loaded"}
     | {"planning"}
-    | {"selftest", "sample_layers", "diagnosis", "models", "loading", "loadgen"},
+    | {"selftest", "sample_layers", "diagnosis", "models", "loading", "loadgen", "conversion"},
     {"server"},
     {"commands"},
     {"cli", "__main__"},

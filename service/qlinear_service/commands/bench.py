@@ -17,6 +17,7 @@ BENCHMARKS = {
     "service": ("service.py", "processor time of a call, against a bare echo server"),
     "cpu": ("cpu_op.py", "the CPU operation, against torch's own"),
     "kernel": ("kernel.py", "the CUDA kernels, against their floor, cuBLAS and Humming"),
+    "checkpoint": ("checkpoint.py", "packing a checkpoint and loading it, against copy and cat"),
     "tune": ("kernel_tune.py", "the fastest plan of each shape on this GPU, kept in a table"),
     "soak": ("soak.py", "the server's memory over many calls"),
 }
@@ -28,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what to run, and the flags that are handed on to it."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = "\n".join(
-        f"  {name:<8}  {text}" for name, (_, text) in sorted(BENCHMARKS.items())
+        f"  {name:<10}  {text}" for name, (_, text) in sorted(BENCHMARKS.items())
     )
     parser.add_argument("what", choices=sorted(BENCHMARKS), metavar="WHAT", help="see below")
     parser.add_argument(

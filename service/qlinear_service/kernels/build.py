@@ -70,6 +70,7 @@ AVX512_FLAGS = (
 CPU_SOURCES: dict[str, tuple[str, ...]] = {
     "cpu/linear.cpp": (),
     "cpu/gather.cpp": (),
+    "cpu/pack_codes.cpp": (),
     "cpu/read_probe.cpp": (),
     "status.cpp": (),
     "cpu/dequantize.cpp": (),
