@@ -1,6 +1,6 @@
 # The verbs of this repository; CONTRIBUTING.md explains them. Every verb sets up what it needs.
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-all test-gpu lint type proto fmt bench cuda
+.PHONY: help setup run demo test test-all test-gpu lint type proto fmt bench cuda prometheus dashboard
 
 MODEL ?= examples/models/all-MiniLM-L6-v2
 # The first Python that really runs (a shim may not), fits, and can make virtual environments.
@@ -60,6 +60,11 @@ proto: .venv/.installed-dev ## regenerate the protocol modules; refuses breaking
 		--pyi_out=. --grpc_python_out=. --mypy_grpc_out=. qlinear/v1/linear.proto
 	.venv/bin/buf build proto --exclude-source-info -o proto/qlinear/v1/linear.binpb
 
+prometheus: .venv/.installed-prometheus ## Debian's Prometheus into .venv, for the tests of deploy/; needs no root
+
+dashboard: .venv/.installed-dev ## regenerate the Grafana dashboard of deploy/grafana
+	$(PY) deploy/grafana/build_dashboard.py
+
 # torch first and alone, so that pip picks a small CPU build where one is offered.
 .venv/.installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "qlinear needs Python 3.11, 3.12 or 3.13 with its venv module;" \
@@ -74,4 +79,10 @@ proto: .venv/.installed-dev ## regenerate the protocol modules; refuses breaking
 .venv/.installed-cuda: .venv/.installed
 	$(PIP) -c constraints.txt -e '.[server,test,cuda-check]'
 	$(PY) -m qlinear_service.kernels.nvcc || $(PIP) -c constraints.txt -e '.[cuda-compiler]'
+	@touch $@
+
+# Unpacked, not installed: the package would start a service. Where Prometheus is already, nothing.
+.venv/.installed-prometheus: | .venv/.installed
+	@{ prometheus --version && promtool --version; } >/dev/null 2>&1 || { cd .venv && \
+		apt-get download prometheus && dpkg -x prometheus_*.deb prometheus && rm prometheus_*.deb; }
 	@touch $@
