@@ -1,6 +1,6 @@
 # The verbs of this repository; CONTRIBUTING.md explains them. Every verb sets up what it needs.
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-all test-gpu lint type proto fmt bench cuda prometheus dashboard
+.PHONY: help setup run demo test test-all test-gpu lint type proto fmt bench cuda
 
 MODEL ?= examples/models/all-MiniLM-L6-v2
 # The first Python that really runs (a shim may not), fits, and can make virtual environments.
@@ -60,6 +60,7 @@ proto: .venv/.installed-dev ## regenerate the protocol modules; refuses breaking
 		--pyi_out=. --grpc_python_out=. --mypy_grpc_out=. qlinear/v1/linear.proto
 	.venv/bin/buf build proto --exclude-source-info -o proto/qlinear/v1/linear.binpb
 
+.PHONY: prometheus dashboard
 prometheus: .venv/.installed-prometheus ## Debian's Prometheus into .venv, for the tests of deploy/; needs no root
 
 dashboard: .venv/.installed-dev ## regenerate the Grafana dashboard of deploy/grafana

@@ -14,6 +14,20 @@ from source_tree import ROOT
 PROMETHEUS = ROOT / "deploy/prometheus"
 UNPACKED = ROOT / ".venv/prometheus/usr/bin"
 
+ANNOUNCED = {"qlinear_sweet_spot_rows"}
+"""Named by the metrics' contract; a server may not show them yet."""
+
+_GPU = "only a GPU has it"
+NOT_ON_A_CPU = {
+    "qlinear_gpu_clock_hertz": _GPU,
+    "qlinear_gpu_throttled": _GPU,
+    "qlinear_gpu_power_watts": _GPU,
+    "qlinear_gpu_temperature_celsius": _GPU,
+    "qlinear_tuned_bandwidth_bytes_per_second": "plans are tuned for GPUs",
+    "qlinear_sweet_spot_rows": "needs a measured curve of costs",
+}
+"""Metrics that a server on a CPU may lack, each with its reason."""
+
 
 def tool(name: str) -> str:
     """Return the path of `name`; without it skip, or fail in CI, which must not skip in silence."""

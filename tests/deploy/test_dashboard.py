@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 import yaml
 from dashboard_queries import DASHBOARD, GRAFANA, panels, queries
-from prometheus_tools import PROMETHEUS, metrics_of, promtool, records_of, rules
+from prometheus_tools import (
+    ANNOUNCED,
+    NOT_ON_A_CPU,
+    PROMETHEUS,
+    metrics_of,
+    needs,
+    promtool,
+    records_of,
+    rule_files,
+    rules,
+)
 
 from qlinear_service.metric_families import new_families
 
@@ -22,9 +32,6 @@ ROWS = [
     "Overload",
     "GPU",
 ]
-
-ANNOUNCED = {"qlinear_sweet_spot_rows"}
-"""Named by the metrics' contract; a server may not show them yet."""
 
 
 @pytest.mark.skipif(
@@ -90,6 +97,37 @@ def test_promtool_reads_every_query(tmp_path: Path) -> None:
     path = tmp_path / "queries.yml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": records}]}))
     assert f"{len(records)} rules found" in promtool("check", "rules", path)
+
+
+def test_what_no_cpu_shows_has_data_from_made_up_series(tmp_path: Path) -> None:
+    """A real server on a CPU cannot answer these: their labels must match all the same."""
+    target = 'job="qlinear", instance="a"'
+    device = f'{target}, device="cuda:0"'
+    shape, m = 'shape="s"', 'm="32"'
+    series = {name: f"{name}{{{device}}}" for name in NOT_ON_A_CPU}
+    series["qlinear_sweet_spot_rows"] = f"qlinear_sweet_spot_rows{{{device}, {shape}}}"
+    for name in (
+        "qlinear_tuned_bandwidth_bytes_per_second",
+        "qlinear_kernel_bytes_total",
+        "qlinear_kernel_busy_seconds_total",
+    ):
+        series[name] = f"{name}{{{device}, {shape}, {m}}}"
+    for name in ("qlinear_batch_rows_sum", "qlinear_batch_rows_count"):
+        series[name] = f"{name}{{{target}, {shape}}}"
+    asked = {name: query for name, query in queries().items() if needs(query) & NOT_ON_A_CPU.keys()}
+    assert set().union(*(needs(query) for query in asked.values())) >= NOT_ON_A_CPU.keys()
+    case = {
+        "interval": "10s",
+        "input_series": [{"series": one, "values": "1+1x60"} for one in series.values()],
+        "promql_expr_test": [
+            {"expr": f"count({query})", "eval_time": "10m", "exp_samples": [{"value": 1}]}
+            for query in asked.values()
+        ],
+    }
+    test = {"rule_files": [str(path) for path in rule_files()], "tests": [case]}
+    path = tmp_path / "gpu.yml"
+    path.write_text(yaml.safe_dump(test | {"evaluation_interval": "10s"}))
+    promtool("test", "rules", path)
 
 
 def test_provisioning_and_prometheus_agree() -> None:

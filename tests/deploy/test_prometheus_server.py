@@ -1,6 +1,7 @@
 """A real Prometheus watches a real server under load: every rule and every panel has data.
 
-What needs a GPU is asked, too, and skipped with its reason where the server does not show it.
+What needs a GPU is skipped with its reason where the server does not show it;
+`test_dashboard.py` asks that of made-up series.
 """
 
 import math
@@ -8,19 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 from dashboard_queries import DASHBOARD, queries
-from prometheus_tools import needs, rules
+from prometheus_tools import NOT_ON_A_CPU, needs, rules
 from real_prometheus import Watched, until, watched_server
-
-GPU = "only a GPU has it"
-NOT_ON_A_CPU = {
-    "qlinear_gpu_clock_hertz": GPU,
-    "qlinear_gpu_throttled": GPU,
-    "qlinear_gpu_power_watts": GPU,
-    "qlinear_gpu_temperature_celsius": GPU,
-    "qlinear_tuned_bandwidth_bytes_per_second": "plans are tuned for GPUs",
-    "qlinear_sweet_spot_rows": "needs a measured curve of costs",
-}
-"""Metrics that a server on a CPU may lack; queries that need one are asked if it is there."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
