@@ -65,6 +65,12 @@ proto: .venv/.installed-dev ## regenerate the protocol modules; refuses breaking
 		--pyi_out=. --grpc_python_out=. --mypy_grpc_out=. qlinear/v1/linear.proto
 	.venv/bin/buf build proto --exclude-source-info -o proto/qlinear/v1/linear.binpb
 
+.PHONY: prometheus dashboard
+prometheus: .venv/.installed-prometheus ## Debian's Prometheus into .venv, for the tests of deploy/; needs no root
+
+dashboard: .venv/.installed-dev ## regenerate the Grafana dashboard of deploy/grafana
+	$(PY) deploy/grafana/build_dashboard.py
+
 # torch first and alone, so that pip picks a small CPU build where one is offered.
 .venv/.installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "qlinear needs Python 3.11, 3.12 or 3.13 with its venv module;" \
@@ -79,4 +85,10 @@ proto: .venv/.installed-dev ## regenerate the protocol modules; refuses breaking
 .venv/.installed-cuda: .venv/.installed
 	$(PIP) -c constraints.txt -e '.[server,test,cuda-check]'
 	$(PY) -m qlinear_service.kernels.nvcc || $(PIP) -c constraints.txt -e '.[cuda-compiler]'
+	@touch $@
+
+# Unpacked, not installed: the package would start a service. Where Prometheus is already, nothing.
+.venv/.installed-prometheus: | .venv/.installed
+	@{ prometheus --version && promtool --version; } >/dev/null 2>&1 || { cd .venv && \
+		apt-get download prometheus && dpkg -x prometheus_*.deb prometheus && rm prometheus_*.deb; }
 	@touch $@
