@@ -28,13 +28,18 @@ FLOORS: list[set[str]] = [
     | {"kernels.architectures", "kernels.driver", "kernels.nvcc"}
     | {"kernels.ninja", "kernels.library_cache"},
     {"config", "config_fields", "config_sources", "layers", "kernels.torch_types", "tracing"}
-    | {"metrics", "measured", "metric_families", "bandwidth", "roofline"},
+    | {"metrics", "measured", "metric_families", "bandwidth", "roofline", "cost"}
+    | {"scheduling", "fairness"},
     {"kernels"},
     {
         "wire",
         "codec",
+        "work",
+        "lanes",
         "batching",
         "pending",
+        "ledger",
+        "watchdog",
         "batcher",
         "in_flight",
         "results",
@@ -58,6 +63,9 @@ NEVER_REACHES: dict[str, set[str]] = {
     "dtypes": {"torch", "grpc"},
     "config": {"torch", "grpc"},
     "batching": {"torch", "grpc"},
+    "cost": {"torch", "grpc"},
+    "scheduling": {"torch", "grpc", "asyncio"},
+    "lanes": {"torch", "grpc", "asyncio"},
     "batcher": {"torch", "grpc"},
     "slots": {"torch", "grpc"},
     "metrics": {"torch", "grpc"},

@@ -40,7 +40,7 @@ def shape(batch: Batch | None) -> list[tuple[WorkItem, int, int]]:
 
 def test_an_empty_queue_gives_nothing() -> None:
     queue = make_queue()
-    assert queue.take() is None
+    assert queue.take(0.0) is None
     assert queue.next_expiry() is None
     assert queue.expire(1e9) == []
 
@@ -50,14 +50,14 @@ def test_takes_all_of_the_oldest_key_as_far_as_it_fits() -> None:
     first, other, second, third = item(rows=3), item(B), item(rows=5), item(rows=1)
     queue.admit([first, other, second, third])
     assert queue.rows == 10
-    batch = queue.take()
+    batch = queue.take(0.0)
     assert shape(batch) == [(first, 0, 3), (second, 0, 5)]
     assert batch is not None
     assert (batch.key, batch.rows) == (A, 8)
     # A was served and goes to the end of the line.
-    assert shape(queue.take()) == [(other, 0, 1)]
-    assert shape(queue.take()) == [(third, 0, 1)]
-    assert queue.take() is None
+    assert shape(queue.take(0.0)) == [(other, 0, 1)]
+    assert shape(queue.take(0.0)) == [(third, 0, 1)]
+    assert queue.take(0.0) is None
     assert queue.rows == 0
 
 
@@ -72,7 +72,7 @@ def test_takes_all_of_the_oldest_key_as_far_as_it_fits() -> None:
 def test_layer_and_both_dtypes_are_the_key(other: BatchKey) -> None:
     queue = make_queue()
     queue.admit([item(A), item(other)])
-    first, second = queue.take(), queue.take()
+    first, second = queue.take(0.0), queue.take(0.0)
     assert first is not None
     assert second is not None
     assert {first.key, second.key} == {A, other}
@@ -82,19 +82,19 @@ def test_what_fits_a_batch_is_never_cut() -> None:
     queue = make_queue(batch=8)
     first, second = item(rows=5), item(rows=4)
     queue.admit([first, second])
-    assert shape(queue.take()) == [(first, 0, 5)]
-    assert shape(queue.take()) == [(second, 0, 4)]
+    assert shape(queue.take(0.0)) == [(first, 0, 5)]
+    assert shape(queue.take(0.0)) == [(second, 0, 4)]
 
 
-def test_what_exceeds_a_batch_is_cut_by_rows_and_others_ride_along() -> None:
+def test_what_exceeds_a_batch_is_cut_by_rows_and_small_calls_overtake_it() -> None:
     queue = make_queue(batch=8)
     small, huge, tail = item(rows=2), item(rows=19), item(rows=3)
     queue.admit([small, huge, tail])
-    assert shape(queue.take()) == [(small, 0, 2), (huge, 0, 6)]
+    assert shape(queue.take(0.0)) == [(small, 0, 2), (huge, 0, 6)]
     assert queue.rows == 16
-    assert shape(queue.take()) == [(huge, 6, 8)]
-    assert shape(queue.take()) == [(huge, 14, 5), (tail, 0, 3)]
-    assert queue.take() is None
+    assert shape(queue.take(0.0)) == [(tail, 0, 3), (huge, 6, 5)]
+    assert shape(queue.take(0.0)) == [(huge, 11, 8)]
+    assert queue.take(0.0) is None
     assert queue.rows == 0
 
 
@@ -102,8 +102,8 @@ def test_a_huge_item_does_not_hold_up_other_keys() -> None:
     queue = make_queue(batch=8)
     huge, other = item(rows=80), item(B)
     queue.admit([huge, other])
-    assert shape(queue.take()) == [(huge, 0, 8)]
-    assert shape(queue.take()) == [(other, 0, 1)]
+    assert shape(queue.take(0.0)) == [(huge, 0, 8)]
+    assert shape(queue.take(0.0)) == [(other, 0, 1)]
 
 
 def test_the_urgent_go_first_between_keys_and_within_one() -> None:
@@ -111,9 +111,9 @@ def test_the_urgent_go_first_between_keys_and_within_one() -> None:
     a_low, a_high = item(A), item(A, priority=3)
     b_mid, a_higher = item(B, priority=2), item(A, priority=9)
     queue.admit([a_low, a_high, b_mid, a_higher])
-    assert shape(queue.take()) == [(a_higher, 0, 1), (a_high, 0, 1)]
-    assert shape(queue.take()) == [(b_mid, 0, 1)]
-    assert shape(queue.take()) == [(a_low, 0, 1)]
+    assert shape(queue.take(0.0)) == [(a_higher, 0, 1), (a_high, 0, 1)]
+    assert shape(queue.take(0.0)) == [(b_mid, 0, 1)]
+    assert shape(queue.take(0.0)) == [(a_low, 0, 1)]
 
 
 def test_admission_is_by_rows_all_or_nothing() -> None:
@@ -126,7 +126,7 @@ def test_admission_is_by_rows_all_or_nothing() -> None:
     queue.check_room(1)
     queue.admit([item(rows=1)])
     # Rows that were taken make room at once, those of a part of an item too.
-    queue.take()
+    queue.take(0.0)
     queue.check_room(7)
 
 
@@ -141,7 +141,7 @@ def test_the_deadline_drops_at_its_moment_and_not_before() -> None:
     assert isinstance(dropped.error, DeadlineExceeded)
     assert "'m/a'" in str(dropped.error)
     assert queue.rows == 1
-    assert shape(queue.take()) == [(fine, 0, 1)]
+    assert shape(queue.take(0.0)) == [(fine, 0, 1)]
     assert queue.expire(1e9) == []
 
 
@@ -153,35 +153,35 @@ def test_age_drops_what_never_ran_and_says_come_again() -> None:
     assert isinstance(dropped.error, Overloaded)
     assert "waited 5.500 s" in str(dropped.error)
     assert "(5 s)" in str(dropped.error)
-    assert queue.take() is None
+    assert queue.take(0.0) is None
 
 
 def test_age_spares_what_has_begun_but_its_deadline_does_not() -> None:
     queue = make_queue(batch=8, age=5)
     endless, bounded = item(rows=20), item(B, rows=20, deadline=9.0)
     queue.admit([endless, bounded])
-    queue.take()
-    queue.take()
+    queue.take(0.0)
+    queue.take(0.0)
     assert queue.expire(6.0) == []
     assert queue.next_expiry() == 9.0
     (dropped,) = queue.expire(9.0)
     assert dropped.item is bounded
     assert isinstance(dropped.error, DeadlineExceeded)
     assert queue.rows == 12
-    assert shape(queue.take()) == [(endless, 8, 8)]
+    assert shape(queue.take(0.0)) == [(endless, 8, 8)]
 
 
 def test_cancel_takes_out_what_has_not_begun() -> None:
     queue = make_queue(batch=8)
-    whole, huge, other = item(rows=2), item(B, rows=20), item(rows=1)
+    huge, whole, other = item(B, rows=20), item(rows=2), item(rows=1)
     queue.admit([huge, whole, other])
-    queue.take()
+    queue.take(0.0)
     queue.cancel(huge)
     queue.cancel(whole)
     assert huge not in queue
     assert other in queue
     assert queue.rows == 1
-    assert shape(queue.take()) == [(other, 0, 1)]
+    assert shape(queue.take(0.0)) == [(other, 0, 1)]
     # Twice, or after it ran: nothing happens.
     queue.cancel(whole)
     queue.cancel(other)
@@ -235,7 +235,7 @@ def test_every_row_leaves_exactly_once(steps: list[tuple[Any, ...]]) -> None:
         for dropped in queue.expire(now):
             del left[dropped.item]
         assert queue.rows == sum(left.values())
-        if step[0] == "take" and (batch := queue.take()) is not None:
+        if step[0] == "take" and (batch := queue.take(now)) is not None:
             assert 1 <= batch.rows <= 8
             for part in batch.parts:
                 assert part.item.key == batch.key
