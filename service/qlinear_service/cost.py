@@ -4,6 +4,7 @@ Up to some tens of rows a layer costs one read of its weights, however many rows
 that ends is the sweet spot. Pure arithmetic; `curves.py` measures.
 """
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,8 +44,8 @@ class CostCurve:
         rows = [step.rows for step in self.steps]
         if rows[:1] != [1] or rows != sorted(set(rows)):
             raise ValueError(f"a cost curve has rows {rows}; expected ascending ones from 1 on")
-        if not all(step.seconds > 0 for step in self.steps):
-            raise ValueError("a cost curve has a step of no time; expected all above 0")
+        if not all(0 < step.kernel_seconds <= step.seconds < math.inf for step in self.steps):
+            raise ValueError("a cost curve has a batch of no or endless time; expected seconds")
 
     @cached_property
     def rows(self) -> tuple[int, ...]:

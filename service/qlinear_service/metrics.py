@@ -15,9 +15,11 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from qlinear_service.bandwidth import Launches, Live
+from qlinear_service.cost import CostCurve
 from qlinear_service.measured import Load, MeasuredLayer
 from qlinear_service.metric_families import Histogram, Number, m_label, new_families
 from qlinear_service.roofline import Roofline
+from qlinear_service.tuned import show_curves
 
 __all__ = ["NO_LAYER", "UNKNOWN_LAYER", "Metrics"]
 
@@ -80,6 +82,8 @@ class Metrics(Collector):
         self._waits: dict[str, Histogram] = {}
         self._batches: dict[str, _Batches] = {}
         self._launches = Launches(self.families, device=device, clock=clock)
+        self.curves: Mapping[str, CostCurve] = {}
+        """What batches cost, by shape, where that was measured."""
         self.load: Load | None = None
         """Where to ask for queue and slab, once there are any."""
         self._gauges: Callable[[], Mapping[str, float]] | None = None
@@ -93,6 +97,7 @@ class Metrics(Collector):
         load_seconds: float,
         roofline: Roofline | None,
         load: Load,
+        curves: Mapping[str, CostCurve] | None = None,
         gauges: Callable[[], Mapping[str, float]] | None = None,
     ) -> None:
         """Learn what is served, once, when it is loaded.
@@ -103,6 +108,7 @@ class Metrics(Collector):
             load_seconds: from the start of loading on.
             roofline: what the machine was measured to do, None if it was not.
             load: where queue and slab tell how full they are.
+            curves: what batches cost, by shape, where that was measured.
             gauges: what a GPU says of itself at a scrape, by name; None where there is none.
         """
         loaded = {layer.spec.name: layer for layer in layers}
@@ -117,6 +123,8 @@ class Metrics(Collector):
         self._set("qlinear_layers_loaded", len(loaded))
         self._set("qlinear_weight_bytes", packed, self.device)
         self._set("qlinear_load_seconds", load_seconds)
+        self.curves = curves or {}
+        show_curves(self.families, loaded.values(), self.curves, device=self.device)
         self._set("qlinear_queue_limit_bytes", load.queue_limit_bytes)
         self._set("qlinear_build_info", 1, self.version, self.device, kernels)
         if roofline is not None:

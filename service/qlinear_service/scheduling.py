@@ -19,6 +19,9 @@ CHUNK_COST = 1.25
 """A large call is computed in the smallest chunks whose rows cost at most so much more than rows
 of the best batch: small calls overtake it after each."""
 
+NO_GAIN = 1.05
+"""Sums of waits that differ by less are the same: then fewer batches are better."""
+
 UNMEASURED_ROW_SECONDS = 20e-6
 """What a row of a layer without a curve is charged, when clients share unevenly."""
 
@@ -92,26 +95,24 @@ def rows_to_take(pace: Pace, waiting: int, others: int) -> int:
     """
     if waiting <= pace.sweet_rows:
         return waiting
-    best_rows, least = pace.sweet_rows, _waits(pace, pace.sweet_rows, waiting, others)
-    for rows in pace.larger:
-        if rows >= waiting:
-            break
-        waits = _waits(pace, rows, waiting, others)
-        if waits <= least:
-            best_rows, least = rows, waits
-    if waiting <= pace.most_rows and (waiting + others) * pace.seconds(waiting) <= least:
-        return waiting
-    return best_rows
+    sizes = [pace.sweet_rows, *(m for m in pace.larger if m < waiting)]
+    if waiting <= pace.most_rows:
+        sizes.append(waiting)
+    waits = [_waits(pace, m, waiting, others) for m in sizes]
+    most = NO_GAIN * min(waits)
+    return max(m for m, wait in zip(sizes, waits, strict=True) if wait <= most)
 
 
 def _waits(pace: Pace, rows: int, waiting: int, others: int) -> float:
     """Return the sum over rows of the time until each is done, in batches of `rows`."""
     batches, rest = divmod(waiting, rows)
     cost = pace.seconds(rows)
-    waits = rows * cost * batches * (batches + 1) / 2 + others * cost
+    waits, drained = rows * cost * batches * (batches + 1) / 2, batches * cost
     if rest:
-        waits += rest * (batches * cost + pace.seconds(rest))
-    return waits
+        drained += pace.seconds(rest)
+        waits += rest * drained
+    # Others wait for the first batch at least, at most for all: layers take turns.
+    return waits + others * (cost + drained) / 2
 
 
 class Arrivals:

@@ -28,7 +28,7 @@ FLOORS: list[set[str]] = [
     | {"kernels.architectures", "kernels.driver", "kernels.nvcc"}
     | {"kernels.ninja", "kernels.library_cache"},
     {"config", "config_fields", "config_sources", "layers", "kernels.torch_types", "tracing"}
-    | {"metrics", "measured", "metric_families", "bandwidth", "roofline", "cost"}
+    | {"metrics", "measured", "metric_families", "bandwidth", "roofline", "cost", "tuned"}
     | {"scheduling", "fairness"},
     {"kernels"},
     {
@@ -50,7 +50,8 @@ FLOORS: list[set[str]] = [
     {"servicer", "handlers", "engine", "health", "lifecycle", "channel"}
     | {"streaming", "stream_call", "stream_reader", "calls", "statuses"}
     | {"metrics_page", "metrics_server", "probe", "signals", "gpu", "loaded"}
-    | {"selftest", "sample_layers", "diagnosis", "models", "loading", "loadgen"},
+    | {"selftest", "sample_layers", "diagnosis", "models", "loading", "loadgen"}
+    | {"callers", "curves", "runners"},
     {"server"},
     {"commands"},
     {"cli", "__main__"},
