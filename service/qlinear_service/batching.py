@@ -61,7 +61,7 @@ class WorkQueue:
         self.max_batch_rows = max_batch_rows
         self._max_queue_rows = max_queue_rows
         self._max_age_seconds = max_age_seconds
-        self._paces = paces or {}
+        self._paces = {} if paces is None else paces
         self._unmeasured = unmeasured(max_batch_rows)
         self._max_wait_seconds = max_wait_seconds
         self._arrivals = Arrivals()

@@ -12,15 +12,20 @@ from qlinear_service.cost import CostCurve
 __all__ = ["BATCH_SECONDS", "Arrivals", "Pace", "pace_of", "rows_to_take", "unmeasured", "wait_end"]
 
 BATCH_SECONDS = 50e-6
-"""What a batch costs besides its computation: taking it, handing it over, settling its calls.
-Measured by `qlinear bench schedule`, which prints it."""
+"""What a batch costs besides its computation: taking it and settling its calls (20 to 30 µs, printed
+by `qlinear bench schedule`), and handing it to a thread and back."""
 
 CHUNK_COST = 1.25
-"""A large call is computed in the smallest chunks whose rows cost at most so much more than rows
-of the best batch: small calls overtake it after each."""
+"""Calls with more rows than the smallest batch whose rows cost at most so much more than those of
+the best one may be cut: small calls overtake what is left."""
 
-NO_GAIN = 1.05
-"""Sums of waits that differ by less are the same: then fewer batches are better."""
+BEST_COST = 1.05
+"""A batch whose rows cost at most so much more than those of the best one is large enough: a larger
+one gains nothing, and whoever comes next waits for it."""
+
+NO_GAIN = 1.15
+"""Sums of waits that differ by less are the same, as more calls will come: then fewer batches are
+better."""
 
 UNMEASURED_ROW_SECONDS = 20e-6
 """What a row of a layer without a curve is charged, when clients share unevenly."""
@@ -35,7 +40,7 @@ class Pace:
     chunk_rows: int
     """Calls with more rows may be cut; at least the sweet spot, at most the largest batch."""
     most_rows: int
-    """Of one batch."""
+    """Of one batch: rows of larger ones cost no less."""
     row_seconds: float
     """What a row is charged to its client."""
     larger: tuple[int, ...] = ()
@@ -67,15 +72,18 @@ def pace_of(curve: CostCurve, most_rows: int, *, batch_seconds: float = BATCH_SE
         return curve.seconds(rows) + batch_seconds
 
     sweet = min(curve.sweet_spot_rows, most_rows)
-    larger = tuple(m for m in (*curve.rows, most_rows) if sweet < m <= most_rows)
-    best = min(seconds(m) / m for m in (sweet, *larger))
-    chunk = next(m for m in (sweet, *larger) if seconds(m) / m <= CHUNK_COST * best)
+    measured = {m for m in (*curve.rows, most_rows) if sweet <= m <= most_rows}
+    sizes = sorted(measured | {sweet})
+    best = min(seconds(m) / m for m in sizes)
+    chunk, most = (
+        next(m for m in sizes if seconds(m) / m <= times * best) for times in (CHUNK_COST, BEST_COST)
+    )
     return Pace(
         sweet_rows=sweet,
         chunk_rows=chunk,
-        most_rows=most_rows,
-        row_seconds=seconds(chunk) / chunk,
-        larger=tuple(sorted(set(larger))),
+        most_rows=most,
+        row_seconds=seconds(most) / most,
+        larger=tuple(m for m in sizes if sweet < m <= most),
         seconds=seconds,
     )
 

@@ -63,13 +63,14 @@ class LinearServicer:
         arrived = time.perf_counter_ns()
         serving = self._ready()
         checked = serving.check(request)
+        metadata = context.invocation_metadata() or ()
         if checked.plan.rows == 0:
             outcomes = serving.outcomes_of_nothing(checked)
         else:
             outcomes = await serving.transport.call(
-                checked, deadline=_deadline(context), client=client_of(context)
+                checked, deadline=_deadline(context), client=client_of(context, metadata)
             )
-        wants_timing = WANT_TIMING in (context.invocation_metadata() or ())
+        wants_timing = WANT_TIMING in metadata
         parts = serving.encode(checked, outcomes, timed_since=arrived if wants_timing else None)
         return b"".join(parts)
 

@@ -66,7 +66,7 @@ class CallStream:
         self._loop = asyncio.get_running_loop()
         remaining = context.time_remaining()
         self._deadline = None if remaining is None else self._loop.time() + remaining
-        self._client = client_of(context)
+        self._client = client_of(context, context.invocation_metadata() or ())
         self._messages = StreamReader()
         self._unanswered: dict[int, StreamCall] = {}
         self._held_bytes = 0
