@@ -225,9 +225,10 @@ class WorkQueue:
     def _take_all(self, key: BatchKey, queue: Waiting, pace: Pace) -> Batch:
         """Return all that waits under a key, in order of arrival."""
         parts, rows = [], queue.rows
+        row_seconds = pace.seconds(rows) / rows
         for entry in list(queue.all()):
             parts.append(Part(entry.item, entry.next_row, entry.rows_left))
-            entry.share.charge(entry.rows_left * pace.row_seconds)
+            entry.share.charge(entry.rows_left * row_seconds)
             self._remove(entry)
         return Batch(key, tuple(parts), rows)
 

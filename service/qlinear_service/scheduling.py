@@ -42,10 +42,10 @@ class Pace:
     most_rows: int
     """Of one batch: rows of larger ones cost no less."""
     row_seconds: float
-    """What a row is charged to its client."""
+    """What a row of a full batch takes: charged to its client."""
     larger: tuple[int, ...] = ()
     """Sizes beyond the sweet spot that are worth weighing, ascending."""
-    seconds: Callable[[int], float] = lambda rows: BATCH_SECONDS
+    seconds: Callable[[int], float] = lambda rows: BATCH_SECONDS + rows * UNMEASURED_ROW_SECONDS
     """What a batch takes with all that belongs to it."""
 
 
