@@ -1,4 +1,4 @@
-"""Who a call is from, as far as sharing evenly goes: what it calls itself, else where it comes from.
+"""Who a call is from, as far as sharing evenly goes: its own word, else where it comes from.
 
 No proof of anything: a client that takes another's name shares its turns with it.
 """

@@ -133,9 +133,7 @@ def measure_curves(
         ]
         if max(gains, default=0.0) < SMALL_GAIN:
             break
-    return {
-        shape: CostCurve(steps=tuple(steps.values())) for shape, steps in best.items() if steps
-    }
+    return {shape: CostCurve(steps=tuple(steps.values())) for shape, steps in best.items() if steps}
 
 
 def _measure(

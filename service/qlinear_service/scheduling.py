@@ -12,7 +12,7 @@ from qlinear_service.cost import CostCurve
 __all__ = ["BATCH_SECONDS", "Arrivals", "Pace", "pace_of", "rows_to_take", "unmeasured", "wait_end"]
 
 BATCH_SECONDS = 50e-6
-"""What a batch costs besides its computation: taking it and settling its calls (20 to 30 µs, printed
+"""What a batch costs besides its computation: taking it, settling its calls (20 to 30 µs, printed
 by `qlinear bench schedule`), and handing it to a thread and back."""
 
 CHUNK_COST = 1.25
@@ -76,7 +76,8 @@ def pace_of(curve: CostCurve, most_rows: int, *, batch_seconds: float = BATCH_SE
     sizes = sorted(measured | {sweet})
     best = min(seconds(m) / m for m in sizes)
     chunk, most = (
-        next(m for m in sizes if seconds(m) / m <= times * best) for times in (CHUNK_COST, BEST_COST)
+        next(m for m in sizes if seconds(m) / m <= times * best)
+        for times in (CHUNK_COST, BEST_COST)
     )
     return Pace(
         sweet_rows=sweet,

@@ -212,7 +212,9 @@ class CallStream:
                 f"request_id {request_id} {problem}; expected 1 or more, and unique among the "
                 "unanswered requests of the stream"
             )
-        call = StreamCall(request_id, serving=self._serving, finish=self._finish, client=self._client)
+        call = StreamCall(
+            request_id, serving=self._serving, finish=self._finish, client=self._client
+        )
         self._unanswered[request_id] = call
         return call
 

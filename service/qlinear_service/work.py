@@ -1,4 +1,4 @@
-"""The descriptors that queue, batcher and engine pass on: one layer's work for one call, and batches.
+"""The descriptors that queue, batcher and engine pass on: one layer's work of a call, and batches.
 
 Plain values: no queue, no clock, and activations only as the name of a slot.
 """

@@ -1,4 +1,4 @@
-"""What the scheduler promises, over real connections: shares, chunks, what is shown, and endings."""
+"""What the scheduler promises, over real connections: shares, chunks, what is shown, endings."""
 
 import asyncio
 import os

@@ -117,7 +117,7 @@ def test_every_option_takes_its_default_from_every_layer(name: str, tmp_path: Pa
         ({"QLINEAR_HOST": ""}, "host: is ''; expected a name or an address"),
         ({"QLINEAR_LOG_LEVEL": "loud"}, "log_level: is 'loud'; expected debug"),
         ({"QLINEAR_FRONTENDS": "2"}, "frontends: is 2; the split into processes is not built yet"),
-            ({"QLINEAR_MAX_WAIT_US": "201"}, "max_wait_us: is 201; expected 0 to 200"),
+        ({"QLINEAR_MAX_WAIT_US": "201"}, "max_wait_us: is 201; expected 0 to 200"),
         ({"QLINEAR_MAX_BATCH_SECONDS": "-1"}, "max_batch_seconds: is -1.0; expected 0 to 86400"),
         ({"QLINEAR_MEASURE_SECONDS": "601"}, "measure_seconds: is 601.0; expected 0 to 600"),
         ({"QLINEAR_CPU_THREADS": "100000"}, "cpu_threads: is 100000; expected 1 to 1024"),

@@ -19,7 +19,9 @@ from qlinear_service.kernels.backends import TorchKernels
 from qlinear_service.kernels.packing import pack
 from qlinear_service.layers import QuantizedLinear
 
-A, B, C = (pack(random_layer(n=n, k=64, module=name)) for name, n in (("a", 64), ("b", 64), ("c", 128)))
+A, B, C = (
+    pack(random_layer(n=n, k=64, module=name)) for name, n in (("a", 64), ("b", 64), ("c", 128))
+)
 NEVER = threading.Event()
 
 
@@ -42,9 +44,7 @@ class Scripted:
 
 
 def measured(stepper: Scripted, by_shape: dict[str, list[QuantizedLinear]], seconds: float) -> Any:
-    return measure_curves(
-        stepper, by_shape, most_seconds=seconds, stop=NEVER, clock=stepper.clock
-    )
+    return measure_curves(stepper, by_shape, most_seconds=seconds, stop=NEVER, clock=stepper.clock)
 
 
 def curves(stepper: Any, folder: Path, *layers: QuantizedLinear, **more: Any) -> Any:

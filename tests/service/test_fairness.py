@@ -104,9 +104,7 @@ def test_the_first_is_always_that_of_a_full_comparison(steps: list[tuple[int, ..
                 entry.version += 1
                 waiting.moved(entry, 1)
         elif entries:
-            entry = (
-                waiting.first() if kind == "take" else entries[words[0] % len(entries)]
-            )
+            entry = waiting.first() if kind == "take" else entries[words[0] % len(entries)]
             if kind == "take":
                 assert entry is min(entries, key=rank)
             entries.remove(entry)

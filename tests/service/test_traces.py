@@ -113,7 +113,10 @@ def test_the_earliest_deadline_goes_first_then_the_oldest() -> None:
     curve = LINEAR
     trace = [Call(at=0.0, layer="m/0")]
     trace += [Call(at=1e-5 * number, layer=f"m/{number}") for number in range(1, 10)]
-    trace += [Call(at=2e-4, layer="m/10", timeout=2e-3), Call(at=2.1e-4, layer="m/11", timeout=1e-3)]
+    trace += [
+        Call(at=2e-4, layer="m/10", timeout=2e-3),
+        Call(at=2.1e-4, layer="m/11", timeout=1e-3),
+    ]
     report = run(curve, trace)
     order = [call.layer for call in report.calls]
     assert order == ["m/0", "m/11", "m/10", *(f"m/{number}" for number in range(1, 10))]

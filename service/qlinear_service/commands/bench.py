@@ -17,6 +17,7 @@ BENCHMARKS = {
     "service": ("service.py", "processor time of a call, against a bare echo server"),
     "cpu": ("cpu_op.py", "the CPU operation, against torch's own"),
     "kernel": ("kernel.py", "the CUDA kernels, against their floor, cuBLAS and Humming"),
+    "overload": ("overload.py", "three times what the engine can do: goodput, refusals"),
     "schedule": ("schedule.py", "the scheduler, against FIFO and a fixed window, simulated"),
     "soak": ("soak.py", "the server's memory over many calls"),
 }
