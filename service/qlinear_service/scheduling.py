@@ -43,8 +43,8 @@ class Pace:
     """Of one batch: rows of larger ones cost no less."""
     row_seconds: float
     """What a row of a full batch takes: charged to its client."""
-    larger: tuple[int, ...] = ()
-    """Sizes beyond the sweet spot that are worth weighing, ascending."""
+    sizes: tuple[tuple[int, float], ...] = ()
+    """Rows worth weighing and their seconds, ascending from the sweet spot to `most_rows`."""
     seconds: Callable[[int], float] = lambda rows: BATCH_SECONDS + rows * UNMEASURED_ROW_SECONDS
     """What a batch takes with all that belongs to it."""
 
@@ -56,6 +56,7 @@ def unmeasured(most_rows: int) -> Pace:
         chunk_rows=most_rows,
         most_rows=most_rows,
         row_seconds=UNMEASURED_ROW_SECONDS,
+        sizes=((most_rows, BATCH_SECONDS + most_rows * UNMEASURED_ROW_SECONDS),),
     )
 
 
@@ -84,7 +85,7 @@ def pace_of(curve: CostCurve, most_rows: int, *, batch_seconds: float = BATCH_SE
         chunk_rows=chunk,
         most_rows=most,
         row_seconds=seconds(most) / most,
-        larger=tuple(m for m in sizes if sweet < m <= most),
+        sizes=tuple((m, seconds(m)) for m in sizes if m <= most),
         seconds=seconds,
     )
 
@@ -104,18 +105,20 @@ def rows_to_take(pace: Pace, waiting: int, others: int) -> int:
     """
     if waiting <= pace.sweet_rows:
         return waiting
-    sizes = [pace.sweet_rows, *(m for m in pace.larger if m < waiting)]
+    found = [
+        (rows, _waits(pace, rows, cost, waiting, others))
+        for rows, cost in pace.sizes
+        if rows < waiting
+    ]
     if waiting <= pace.most_rows:
-        sizes.append(waiting)
-    waits = [_waits(pace, m, waiting, others) for m in sizes]
-    most = NO_GAIN * min(waits)
-    return max(m for m, wait in zip(sizes, waits, strict=True) if wait <= most)
+        found.append((waiting, (waiting + others) * pace.seconds(waiting)))
+    most = NO_GAIN * min(waits for _, waits in found)
+    return max(rows for rows, waits in found if waits <= most)
 
 
-def _waits(pace: Pace, rows: int, waiting: int, others: int) -> float:
+def _waits(pace: Pace, rows: int, cost: float, waiting: int, others: int) -> float:
     """Return the sum over rows of the time until each is done, in batches of `rows`."""
     batches, rest = divmod(waiting, rows)
-    cost = pace.seconds(rows)
     waits, drained = rows * cost * batches * (batches + 1) / 2, batches * cost
     if rest:
         drained += pace.seconds(rest)
