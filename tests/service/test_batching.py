@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from service_curves import FLAT, LINEAR
 
 from qlinear_service.batching import Batch, BatchKey, WorkItem, WorkQueue
 from qlinear_service.dtypes import DType
 from qlinear_service.errors import DeadlineExceeded, Overloaded
+from qlinear_service.scheduling import Pace, pace_of, unmeasured
 from qlinear_service.slots import Slot
 
 A = BatchKey("m/a", DType.F16, DType.F16)
@@ -189,6 +191,36 @@ def test_cancel_takes_out_what_has_not_begun() -> None:
     assert queue.next_expiry() is None
 
 
+def test_when_all_have_waited_long_clients_still_take_turns() -> None:
+    """One client's calls are all older than the other's: it gets every fourth batch for that."""
+    queue = make_queue(batch=1, age=10)
+    old = [item(at=0.0, client="old") for _ in range(40)]
+    other = [item(B, at=1.0, client="other") for _ in range(8)]
+    queue.admit(old)
+    queue.admit(other)
+    queue._shares.enter("old").charge(1.0)
+    taken = [shape(queue.take(9.0))[0][0] for _ in range(12)]
+    assert sum(one.client == "other" for one in taken) >= 8
+
+
+def test_a_call_that_is_not_cut_is_taken_whole_even_where_fewer_rows_were_cheaper() -> None:
+    dear = Pace(
+        sweet_rows=1,
+        chunk_rows=8,
+        most_rows=8,
+        row_seconds=1.0,
+        sizes=((1, 1.0), (8, 100.0)),
+        seconds=lambda rows: 1.0 if rows == 1 else 100.0,
+    )
+    queue = WorkQueue(
+        max_batch_rows=8, max_queue_rows=60, max_age_seconds=10, paces={A.layer: dear}
+    )
+    whole, lone = item(rows=8), item()
+    queue.admit([whole, lone])
+    assert shape(queue.take(0.0)) == [(whole, 0, 8)]
+    assert shape(queue.take(0.0)) == [(lone, 0, 1)]
+
+
 steps = st.lists(
     st.one_of(
         st.tuples(
@@ -206,10 +238,16 @@ steps = st.lists(
 )
 
 
+PACES = {A.layer: pace_of(LINEAR, 8), B.layer: pace_of(FLAT, 8)}
+
+
+@pytest.mark.parametrize("paces", [{}, PACES], ids=["unmeasured", "measured"])
 @given(steps)
-def test_every_row_leaves_exactly_once(steps: list[tuple[Any, ...]]) -> None:
+def test_every_row_leaves_exactly_once(
+    paces: dict[str, Pace], steps: list[tuple[Any, ...]]
+) -> None:
     """Taken rows, dropped and cancelled ones add up; the count of waiting rows is always right."""
-    queue = make_queue(batch=8, rows=60, age=10)
+    queue = WorkQueue(max_batch_rows=8, max_queue_rows=60, max_age_seconds=10, paces=paces)
     now = 0.0
     left: dict[WorkItem, int] = {}  # rows that must still be in the queue
     taken: dict[WorkItem, int] = {}
@@ -241,6 +279,9 @@ def test_every_row_leaves_exactly_once(steps: list[tuple[Any, ...]]) -> None:
                 assert part.item.key == batch.key
                 assert part.item.deadline is None or part.item.deadline > now
                 assert part.start == taken[part.item]
+                # Only large calls are cut.
+                pace = paces.get(part.item.key.layer, unmeasured(8))
+                assert part.rows == part.item.rows or part.item.rows > pace.chunk_rows
                 taken[part.item] += part.rows
                 left[part.item] -= part.rows
                 if left[part.item] == 0:

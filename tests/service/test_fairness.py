@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qlinear_service.batching import BatchKey, WorkItem
@@ -65,12 +65,13 @@ def test_names_of_any_length_are_bounded() -> None:
     assert len(name) == 128
 
 
-numbers = st.integers(0, 3)
+numbers = st.integers(0, 1)
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("add"), numbers, numbers, st.integers(0, 5)),
         st.tuples(st.just("charge"), numbers),
         st.just(("take",)),
+        st.just(("look",)),
         st.tuples(st.just("remove"), st.integers(0, 30)),
         st.tuples(st.just("cut"), st.integers(0, 30), st.integers(0, 5)),
     ),
@@ -78,6 +79,7 @@ steps = st.lists(
 )
 
 
+@settings(max_examples=400)
 @given(steps)
 def test_the_first_is_always_that_of_a_full_comparison(steps: list[tuple[int, ...]]) -> None:
     """Whatever came, left, was cut or charged meanwhile, and whenever order was asked for."""
@@ -96,6 +98,8 @@ def test_the_first_is_always_that_of_a_full_comparison(steps: list[tuple[int, ..
             share = shares.enter(str(words[0]))
             share.charge(1.5 * QUANTUM_SECONDS)
             shares.leave(share)
+        elif entries and kind == "look":
+            assert waiting.first() is min(entries, key=rank)
         elif entries and kind == "cut":
             entry = entries[words[0] % len(entries)]
             if entry.rows_left > 1:

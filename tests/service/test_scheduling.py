@@ -35,6 +35,14 @@ def test_a_longer_queue_asks_for_larger_batches() -> None:
     assert sizes[-1] == 512
 
 
+def test_cheaper_rows_are_not_worth_any_wait() -> None:
+    """An eighth cheaper, and all of the first 64 would wait seven times as long."""
+    pace = pace_of(curve_of({1: 1e-4, 64: 1e-3, 512: 7e-3}), 512, batch_seconds=0)
+    assert pace.most_rows == 512
+    assert rows_to_take(pace, 512, 0) == 64
+    assert rows_to_take(pace, 100_000, 0) == 512
+
+
 def test_where_rows_cost_the_same_in_any_batch_batches_stay_small() -> None:
     """Whoever comes next waits for the batch that runs, and a larger one would gain nothing."""
     pace = pace_of(LINEAR, 1024, batch_seconds=0)
