@@ -46,6 +46,33 @@ def test_service() -> None:
 
 
 @pytest.mark.slow
+def test_schedule() -> None:
+    report = bench("schedule", "--calls", "400")
+    (found,) = report["curves"].values()
+    assert found["sweet_spot_rows"] == 8
+    by_trace: dict[str, dict[str, Any]] = {}
+    for row in found["figures"]:
+        by_trace.setdefault(row["trace"], {})[row["policy"]] = row
+        assert 0 < row["p50_seconds"] <= row["p99_seconds"]
+        assert row["rows_per_second"] > 0
+    assert len(by_trace) == 7
+    for policies in by_trace.values():
+        assert set(policies) == {"qlinear", "fifo", "window 1 ms"}
+        assert len({row["calls"] for row in policies.values()}) == 1
+    assert report["overhead"]["batch_seconds"] < 0.01
+
+
+@pytest.mark.slow
+def test_overload() -> None:
+    report = bench("overload", "--seconds", "3")["overload"]
+    assert sum(report["ends"].values()) == report["sent"] > 0
+    assert set(report["ends"]) <= {"answered", "full", "too old"}
+    assert report["ends"]["answered"] > 0
+    assert report["without_pushback"] == 0
+    assert len(report["goodputs"]) == 6
+
+
+@pytest.mark.slow
 def test_cpu_operation() -> None:
     report = bench("cpu", "--runs", "1", "--seconds", "0.001", "--features", "256")
     rows = report["operation"]

@@ -7,7 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from measured_layers import GPU_GAUGES, Layer, Spec, metrics_of, names, samples_of, scrape, value
+from measured_layers import (
+    CONTRACT,
+    GPU_GAUGES,
+    Layer,
+    Spec,
+    curves_of,
+    metrics_of,
+    names,
+    samples_of,
+    scrape,
+    value,
+)
 from prometheus_client import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -20,35 +31,6 @@ from qlinear_service.roofline import Roofline
 
 UP, DOWN, TWIN = Spec("up", n=16), Spec("down", n=32), Spec("up", n=16, model="other")
 ROOFLINE = Roofline(sizes_bytes=(100, 200), read_seconds=(1e-6, 4e-6), products_per_second=1e9)
-
-# Section 7 of the design, without what needs a tuned table: name -> type and labels.
-CONTRACT = {
-    "qlinear_requests_total": ("counter", {"method", "layer", "code"}),
-    "qlinear_request_seconds": ("histogram", {"method", "shape"}),
-    "qlinear_queue_seconds": ("histogram", {"shape"}),
-    "qlinear_transfer_seconds": ("histogram", {"direction"}),
-    "qlinear_reply_seconds": ("histogram", set()),
-    "qlinear_kernel_seconds": ("histogram", {"shape", "m", "device"}),
-    "qlinear_kernel_bytes_total": ("counter", {"shape", "m", "device"}),
-    "qlinear_kernel_busy_seconds_total": ("counter", {"shape", "m", "device"}),
-    "qlinear_hbm_bandwidth_bytes_per_second": ("gauge", {"shape", "m", "device"}),
-    "qlinear_hbm_peak_bytes_per_second": ("gauge", {"device"}),
-    "qlinear_roofline_ratio": ("gauge", {"shape", "m", "device"}),
-    "qlinear_batch_rows": ("histogram", {"shape"}),
-    "qlinear_batch_requests": ("histogram", {"shape"}),
-    "qlinear_queue_rows": ("gauge", {"layer"}),
-    "qlinear_inflight_bytes": ("gauge", set()),
-    "qlinear_rejected_total": ("counter", {"reason"}),
-    "qlinear_expired_total": ("counter", set()),
-    "qlinear_cancelled_total": ("counter", set()),
-    "qlinear_queue_limit_bytes": ("gauge", set()),
-    "qlinear_layers_loaded": ("gauge", set()),
-    "qlinear_weight_bytes": ("gauge", {"device"}),
-    **{name: ("gauge", {"device"}) for name in GPU_GAUGES},
-    "qlinear_load_seconds": ("gauge", set()),
-    "qlinear_ready": ("gauge", set()),
-    "qlinear_build_info": ("gauge", {"version", "device", "kernels"}),
-}
 
 
 def compute(metrics: Metrics, layer: str, rows: int, seconds: float = 1e-3) -> None:
@@ -64,6 +46,12 @@ def compute(metrics: Metrics, layer: str, rows: int, seconds: float = 1e-3) -> N
     )
 
 
+def full_metrics() -> Metrics:
+    """Metrics of one layer that know all that a server may know at its start."""
+    more = {"waiting": {"m/up": 3}, "gauges": GPU_GAUGES, "curves": curves_of(UP)}
+    return metrics_of(UP, roofline=ROOFLINE, **more)  # type: ignore[arg-type]
+
+
 def everything(metrics: Metrics) -> None:
     """Cause at least one series of every family; `metrics` knows layer m/up."""
     compute(metrics, "m/up", 3)
@@ -76,7 +64,7 @@ def everything(metrics: Metrics) -> None:
 
 
 def test_every_metric_of_the_contract_has_its_type_and_labels() -> None:
-    metrics = metrics_of(UP, roofline=ROOFLINE, waiting={"m/up": 3}, gauges=GPU_GAUGES)
+    metrics = full_metrics()
     everything(metrics)
     text = generate_latest(metrics.registry).decode()
     found = {}
@@ -108,7 +96,7 @@ def first_cell(row: str) -> list[str]:
 
 
 def test_openmetrics_parses_too() -> None:
-    metrics = metrics_of(UP, roofline=ROOFLINE, waiting={"m/up": 3}, gauges=GPU_GAUGES)
+    metrics = full_metrics()
     everything(metrics)
     text = generate_openmetrics(metrics.registry).decode()
     assert "_created" not in text
@@ -244,7 +232,7 @@ def busy_metrics() -> Metrics:
     """Metrics of the crowd after all that can happen to it has happened."""
     specs = list(crowd())
     waiting = {spec.name: 1 for spec in specs}
-    metrics = metrics_of(*specs, roofline=ROOFLINE, waiting=waiting)
+    metrics = metrics_of(*specs, roofline=ROOFLINE, waiting=waiting, curves=curves_of(*specs))
     calls = itertools.product(specs, ("MatMul", "MatMulStream"), ("OK", "INVALID_ARGUMENT"))
     for spec, method, code in calls:
         metrics.call_finished(method, [spec.name], code, 0.001)
