@@ -73,6 +73,18 @@ def test_overload() -> None:
 
 
 @pytest.mark.slow
+def test_slab() -> None:
+    words = ("--k", "256", "--n", "256", "--seconds", "0.2", "--loads", "0.1", "0.3")
+    found = bench("slab", *words)["slab"]
+    assert found["capacity_rows_per_second"] > 0
+    assert 0 < found["lone"]["added_seconds"] < found["lone"]["total_seconds"]
+    assert [row["load"] for row in found["loads"]] == [0.1, 0.3]
+    for row in found["loads"]:
+        assert row["answered"] > 0
+        assert row["rows_per_batch"] >= 1
+
+
+@pytest.mark.slow
 def test_cpu_operation() -> None:
     report = bench("cpu", "--runs", "1", "--seconds", "0.001", "--features", "256")
     rows = report["operation"]

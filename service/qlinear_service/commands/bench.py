@@ -19,6 +19,7 @@ BENCHMARKS = {
     "kernel": ("kernel.py", "the CUDA kernels, against their floor, cuBLAS and Humming"),
     "overload": ("overload.py", "three times what the engine can do: goodput, refusals"),
     "schedule": ("schedule.py", "the scheduler, against FIFO and a fixed window, simulated"),
+    "slab": ("slab_fed.py", "the batcher fed from the slab, without gRPC, at 0.2 to 2 x capacity"),
     "soak": ("soak.py", "the server's memory over many calls"),
 }
 FOLDER = Path(__file__).parents[3] / "benchmarks"
