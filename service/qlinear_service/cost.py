@@ -6,7 +6,6 @@ that ends is the sweet spot. Pure arithmetic; `curves.py` measures.
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -85,13 +84,3 @@ class CostCurve:
     def capacity_rows_per_second(self) -> float:
         """Rows a second in batches of the sweet spot."""
         return self.sweet_spot_rows / self.seconds(self.sweet_spot_rows)
-
-    def least_row_seconds(self, most_rows: int, batch_seconds: float = 0.0) -> float:
-        """Return the least cost of a row in any measured batch of at most `most_rows`.
-
-        Args:
-            most_rows: 1 or more.
-            batch_seconds: what each batch costs besides.
-        """
-        pairs: Sequence[tuple[int, float]] = tuple(zip(self.rows, self.costs, strict=True))
-        return min((cost + batch_seconds) / m for m, cost in pairs if m <= most_rows)

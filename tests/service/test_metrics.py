@@ -281,6 +281,8 @@ def test_the_page_escapes_names_and_needs_nothing_from_elsewhere() -> None:
     metrics = busy_metrics()
     page = render(metrics)
     assert len(page.encode()) < 100_000
+    assert "capacity, rows/s" in page
+    assert "100,000" in page  # of the sweet spot, 1 row in 10 µs
     for foreign in ("http:", "https:", "//", "src=", "url(", "@import"):
         assert foreign not in page, foreign
     evil = render(metrics_of(Spec("<script>alert(1)</script>", n=8)))

@@ -30,7 +30,13 @@ def run(curve: CostCurve, trace: list[Call], policy: simulation.Policy | None = 
 
 def most_rate(curve: CostCurve) -> float:
     """Rows a second in the best batches."""
-    return 1 / curve.least_row_seconds(1024, BATCH_SECONDS)
+    return 1 / least_row_seconds(curve)
+
+
+def least_row_seconds(curve: CostCurve) -> float:
+    """What a row takes in the best batches."""
+    pairs = zip(curve.rows, curve.costs, strict=True)
+    return min((cost + BATCH_SECONDS) / rows for rows, cost in pairs)
 
 
 @CURVES
@@ -94,7 +100,7 @@ def test_greed_over_many_layers_is_no_better(curve: CostCurve) -> None:
 def test_small_calls_overtake_a_prefill(curve: CostCurve, client: str) -> None:
     """Of another client or the same one, for another layer or the same one."""
     prefill = Call(at=0.0, rows=8192, client="prefill")
-    whole = 8192 * curve.least_row_seconds(1024, BATCH_SECONDS)
+    whole = 8192 * least_row_seconds(curve)
     decode = [
         Call(at=whole * (number + 0.5) / 40, layer=f"m/{'ab'[number % 2]}", client=client)
         for number in range(40)
