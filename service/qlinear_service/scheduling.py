@@ -13,8 +13,8 @@ __all__ = ["BATCH_SECONDS", "Arrivals", "Pace", "pace_of", "rows_to_take", "unme
 
 BATCH_SECONDS = 100e-6
 """What a batch costs besides its computation: taking it and settling its calls (20 to 30 µs), a
-thread and back (40), more wake-ups for fewer answers each. With 50 µs small unary calls cost a tenth
-more processor time than in batches of all that waits, with this 3 % (docs/performance.md)."""
+thread and back (40), more wake-ups for fewer answers each. With 50 µs small unary calls cost a
+tenth more processor time than in batches of all that waits, with this 3 %: docs/performance.md."""
 
 CHUNK_COST = 1.25
 """Calls with more rows than the smallest batch whose rows cost at most so much more than those of
