@@ -1,7 +1,8 @@
 # The verbs of this repository; CONTRIBUTING.md explains them. Every verb sets up what it needs.
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-all test-gpu lint type proto fmt bench cuda
+.PHONY: help setup run demo test test-all test-gpu lint type proto fmt bench cuda fuzz
 
+SECONDS ?= 600
 MODEL ?= examples/models/all-MiniLM-L6-v2
 # The first Python that really runs (a shim may not), fits, and can make virtual environments.
 FITS = import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
@@ -32,6 +33,10 @@ test-gpu: setup ## the tests that need a GPU; QLINEAR_CUDA_LIBRARY names a libra
 
 test-all: setup ## all tests; SELECT='-m slow' narrows
 	$(PY) -m pytest $(SELECT)
+
+fuzz: setup .venv/.installed-dev ## damage checkpoints for SECONDS=600, twice: by structure, by bytes
+	$(PY) tests/fuzz_checkpoints.py --examples 2000 --seconds $(SECONDS)
+	cd $${TMPDIR:-/tmp} && $(CURDIR)/$(PY) $(CURDIR)/tests/fuzz_bytes.py -max_total_time=$(SECONDS)
 
 cuda: .venv/.installed-cuda ## build the GPU kernels for all architectures; what each takes
 	@$(PY) -m qlinear_service.kernels.build --cuda --prebuilt

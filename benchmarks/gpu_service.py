@@ -23,7 +23,7 @@ from processes import started
 from qlinear_client import AsyncClient
 from qlinear_service.dtypes import DType
 from qlinear_service.gpu.made_up import made_up_layer
-from qlinear_service.packed import write_packed
+from qlinear_service.packed_writer import write_packed
 
 N, K = 28672, 4096
 LAYER = "bench/large"

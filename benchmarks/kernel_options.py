@@ -15,7 +15,7 @@ DEFAULT_BUDGET_SECONDS = 280.0
 SWEEP_SECONDS = 8.0
 QUICK_SHAPES, QUICK_ROWS = "l7b.o,l8b.gateup,l70b.down", "1,16,64"
 PEERS = ("cublas", "humming")
-MODES = ("dependent", "invariant")
+MODES = ("dependent", "invariant", "tuned")
 
 EPILOG = """\
 method
@@ -110,7 +110,8 @@ def _parser() -> argparse.ArgumentParser:
         default="",
         metavar="LIST",
         help="our modes beside the plain one: dependent "
-        "(programmatic dependent launch), invariant (of the batch); a sweep runs in them instead",
+        "(programmatic dependent launch), invariant (of the batch), tuned (plans of the tables "
+        "that a server would use); a sweep runs in them instead",
     )
     add("--quick", action="store_true", help="three shapes, M = 1, 16, 64, f16, fewer replays")
     add("--sweep", action="store_true", help="try plans for each shape and M, and show the best")

@@ -4,6 +4,7 @@ Knows the ABI. Everything runs on the stream of `Gpu`.
 """
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from kernel_layers import Prepared, checked, random_copies
 from qlinear_service.kernels import cuda_abi
 from qlinear_service.kernels.abi import LinearParams
 from qlinear_service.kernels.cuda_abi import CudaDevice, CudaFlag, CudaLaunch, CudaPlan, Status
+from qlinear_service.kernels.planner import Planner
+from qlinear_service.kernels.tuned_plans import TunedPlans
+from qlinear_service.kernels.tuned_table import Table
 
 SINK_BYTES = 256
 
@@ -126,7 +130,7 @@ class Library:
 
 
 class Ours:
-    """Our kernel as a contestant, with the library's own plan or a given one."""
+    """Our kernel as a contestant, with a table's plan, the library's own or a given one."""
 
     def __init__(
         self,
@@ -134,9 +138,13 @@ class Ours:
         library: Library,
         name: str = "qlinear",
         flags: CudaFlag = CudaFlag.NONE,
+        tables: Sequence[Table] = (),
     ) -> None:
         self.name = name
         self.flags = flags
+        self._tuned = None
+        if tables:
+            self._tuned = TunedPlans(tables, Planner(library.functions), library.device, flags)
         self._gpu, self.library = gpu, library
 
     def prepare(
@@ -149,8 +157,9 @@ class Ours:
         """
         count = copies_for(weight_bytes(cell.shape, cell.variant).total)
         copies = random_copies(self._gpu, cell.shape, cell.variant, count)
-        launch = self.library.launch(self.flags, plan)
         params = [copy.params(x, y) for copy in copies]
+        given, plan = plan, plan or self._measured(params[0])
+        launch = self.library.launch(self.flags, plan)
         calls = [self.library.linear(one, launch) for one in params]
         errors, wrongs = [], []
         for copy, call in ((copies[0], calls[0]), (copies[-1], calls[-1])):
@@ -158,10 +167,15 @@ class Ours:
             errors.append(error)
             wrongs.append(wrong)
         detail: dict[str, Any] = {}
-        if plan is None:
-            used = self.library.plan(params[0], self.flags)
+        if given is None:
+            used = plan or self.library.plan(params[0], self.flags)
             detail = {"plan": plan_values(used), "kernel": self.library.kernel_name(used)}
         return Prepared(calls, max(errors), max(wrongs), detail)
+
+    def _measured(self, params: LinearParams) -> CudaPlan | None:
+        """Return the plan that a table holds for a product, as servers look it up."""
+        plans = None if self._tuned is None else self._tuned.of(params)
+        return None if plans is None else plans.plan(params)
 
 
 def plan_values(plan: CudaPlan) -> dict[str, int]:

@@ -24,7 +24,9 @@ from kernel_peers import CUBLAS_LAYOUTS, Cublas, Humming, PeerMissing
 from kernel_sweep import sweep_cell
 
 from qlinear_service.kernels.cuda_abi import CudaFlag
+from qlinear_service.kernels.library_cache import default_cache_dir
 from qlinear_service.kernels.torch_types import to_torch
+from qlinear_service.kernels.tuned_plans import read_tables
 
 FLOOR_REPLAYS = 15
 SLOW_REPLAY_SECONDS, SLOW_REPLAYS = 0.01, 15
@@ -35,7 +37,11 @@ FLOOR_STEP_BYTES = 1 << 16
 EMPTY_LAUNCHES = 64
 BUILD_SECONDS = 240.0
 """How long Humming may take to compile all its kernels."""
-MODE_FLAGS = {"dependent": CudaFlag.DEPENDENT, "invariant": CudaFlag.BATCH_INVARIANT}
+MODE_FLAGS = {
+    "dependent": CudaFlag.DEPENDENT,
+    "invariant": CudaFlag.BATCH_INVARIANT,
+    "tuned": CudaFlag.NONE,
+}
 
 
 class Contestant(Protocol):
@@ -184,7 +190,9 @@ class Runner:
         """Return who competes in a cell."""
         found: list[Contestant] = [self.ours]
         for mode in self.options.modes:
-            found.append(Ours(self.gpu, self.library, f"qlinear {mode}", MODE_FLAGS[mode]))
+            tables = read_tables(default_cache_dir()) if mode == "tuned" else ()
+            name = f"qlinear {mode}"
+            found.append(Ours(self.gpu, self.library, name, MODE_FLAGS[mode], tables))
         if cell.variant in self.options.peer_variants:
             found += self._peers
         return found

@@ -19,11 +19,10 @@ from kernel_ours import LibraryError, Ours, plan_values
 
 from qlinear_service.kernels import layout
 from qlinear_service.kernels.cuda_abi import CudaPlan, Status
+from qlinear_service.kernels.plan_values import GEOMETRY
 from qlinear_service.kernels.torch_types import to_torch
 
-SET = ("token_blocks", "warpgroups", "copy_warp", "warps_n", "warps_k", "stages", "ctas")
-SET += ("whole_tiles",)
-FIELDS = tuple(name for name, *_ in CudaPlan._fields_ if name in SET)
+FIELDS = GEOMETRY
 """What a candidate sets; the library derives the rest."""
 TOKEN_BLOCKS = (1, 2, 4, 8, 16)
 FORMS = ((0, 0), (0, 1), (1, 1))
@@ -70,7 +69,7 @@ def candidates(own: Values, cell: Cell, sm_count: int) -> list[Values]:
                 "ctas": ctas,
                 "whole_tiles": whole_tiles,
             }
-            found.append({name: plan[name] for name in FIELDS})
+            found.append({name: plan.get(name, own[name]) for name in FIELDS})
     unique = {tuple(plan[name] for name in FIELDS): plan for plan in found}
     return sorted(unique.values(), key=lambda plan: sum(plan[f] != own[f] for f in FIELDS))
 

@@ -7,7 +7,7 @@ import torch
 from qlinear_service.dtypes import DType
 from qlinear_service.kernels.packing import pack
 from qlinear_service.layers import LayerSpec, LogicalLayer, QuantizedLinear
-from qlinear_service.packed import write_packed
+from qlinear_service.packed_writer import write_packed
 
 MODEL = "bench"
 

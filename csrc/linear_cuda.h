@@ -74,6 +74,20 @@ int ql_cuda_device_info(int device, ql_cuda_device* out);
 int ql_cuda_plan_linear(const ql_linear_params* params, const ql_cuda_device* device, int flags,
                         ql_cuda_plan* out);
 
+// The next two are pure, too, need no GPU, and are in the CPU library as well.
+
+// What ql_cuda_plan_linear() weighs, in its order: it takes the first of the least microseconds, a
+// model's that is fitted to an H200. Writes at most `capacity` plans and times, and to `count` how
+// many there are.
+int ql_cuda_plan_candidates(const ql_linear_params* params, const ql_cuda_device* device, int flags,
+                            int64_t capacity, ql_cuda_plan* plans, double* microseconds,
+                            int64_t* count);
+
+// Fills what follows from the rest of a plan: tiles, shared memory, kernel, workspace. QL_BAD_PLAN
+// and why in `fault`, which may be null, if it cannot run; the plan is then as it was.
+int ql_cuda_complete_plan(const ql_linear_params* params, const ql_cuda_device* device,
+                          ql_cuda_plan* plan, const char** fault);
+
 // Bytes that suffice for every plan of ql_cuda_plan_linear() on any device.
 int64_t ql_cuda_workspace_bytes(void);
 

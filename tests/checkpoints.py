@@ -8,22 +8,26 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from qlinear_service.checkpoints import PlainOptions
 from qlinear_service.kernels.reference import dequantize
 from qlinear_service.layers import LogicalLayer, QuantizedLinear
+from qlinear_service.models import open_model
 
 VECTORS = Path(__file__).parent / "data" / "vectors"
 
+EXPECTED: dict[str, str] = {
+    path.parent.name: json.loads(path.read_text())["expect"]
+    for path in sorted(VECTORS.glob("*/vector.json"))
+}
+"""What a loader should do with each vector, by name; `malformed` has cases of its own."""
+
+PLAIN = tuple(name for name in EXPECTED if name.startswith("plain-"))
 LOADED = (
-    "gptq-autogptq-layer-n1536-k384-g64-sym",
-    "gptq-autogptq-layer-n64-k96-g32-sym",
-    "gptq-autogptq-layer-n64-k128-g32-sym-actorder-bias",  # its g_idx is sequential
-    "gptq-autogptq-w4-g128-sym",
-    "gptq-autogptq-w4-g64-sym-static-groups",
-    "gptq-autogptq-w4-gneg1-sym-actorder",  # one group, so its g_idx is sequential
-    "gptq-autoround-auto_gptq-w4-g128-sym",
-    "gptq-gptqmodel-v2-w4-g128-sym",
-    "gptq-gptqmodel-v1-phi3-fused-sharded",
+    *(name for name, text in EXPECTED.items() if text.startswith("load") and name not in PLAIN),
+    "optional-awq-autoawq-layer-marlin-n256-k256-g128-bias",
 )
+"""Vectors that are loaded with the very codes, scales and zero points that they hold."""
+
 SMALL = "gptq-autogptq-layer-n64-k96-g32-sym"
 """One layer, 64 x 96, group 32; most of the malformed cases are edits of it."""
 
@@ -41,6 +45,12 @@ def weight_hashes(vector: str) -> dict[str, str]:
 def weight_hash(layer: LogicalLayer | QuantizedLinear) -> str:
     """The same of a loaded layer."""
     return hashlib.sha256(dequantize(layer).numpy().tobytes()).hexdigest()
+
+
+def packed_layers(folder: Path, treatment: str = "auto") -> list[QuantizedLinear]:
+    """All layers of a checkpoint, as they are served."""
+    model = open_model(folder, plain=PlainOptions(treatment=treatment))
+    return list(model.load_layers())
 
 
 def gptq_tensors(

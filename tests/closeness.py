@@ -7,7 +7,7 @@ from qlinear_service.dtypes import DType
 from qlinear_service.kernels import packing, reference
 from qlinear_service.kernels.backends import CpuBody, CpuKernels, Kernels
 from qlinear_service.kernels.torch_types import to_torch
-from qlinear_service.layers import LogicalLayer
+from qlinear_service.layers import LogicalLayer, QuantizedLinear
 
 
 def kernels_are(kernels: Kernels, body: CpuBody) -> bool:
@@ -15,7 +15,7 @@ def kernels_are(kernels: Kernels, body: CpuBody) -> bool:
 
 
 def bound_of(
-    layer: LogicalLayer, x: torch.Tensor, exact: torch.Tensor, dtype: DType
+    layer: LogicalLayer | QuantizedLinear, x: torch.Tensor, exact: torch.Tensor, dtype: DType
 ) -> torch.Tensor:
     """Return how far from `exact` (float64) each element of y may be; from k and dtypes alone.
 
@@ -25,7 +25,7 @@ def bound_of(
     """
     total = x.double().abs() @ reference.dequantize(layer).double().abs().T
     if layer.bias is not None:
-        total += layer.bias.double().abs()
+        total += layer.bias[: layer.spec.n].double().abs()
     half_unit = {DType.F16: 2**-11, DType.BF16: 2**-8, DType.F32: 2**-24}[dtype]
     # 2^-24 once more for an `exact` that was rounded to float32; 2^-25: subnormal float16 results.
     return (layer.spec.k + 2) * 2**-24 * total + (half_unit + 2**-24) * exact.abs() + 2**-25

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from qlinear_service.cost import TILE_EDGES, CostCurve, Steps
+from qlinear_service.cost import CostCurve, Steps
 from qlinear_service.measured import Load
 from qlinear_service.metrics import Metrics
 from qlinear_service.roofline import Roofline
@@ -17,38 +17,6 @@ GPU_GAUGES = {
     for name in ("clock_hertz", "throttled", "power_watts", "temperature_celsius")
 }
 """What a GPU might say of itself."""
-
-
-# Section 7 of the design: name -> type and labels.
-CONTRACT = {
-    "qlinear_requests_total": ("counter", {"method", "layer", "code"}),
-    "qlinear_request_seconds": ("histogram", {"method", "shape"}),
-    "qlinear_queue_seconds": ("histogram", {"shape"}),
-    "qlinear_transfer_seconds": ("histogram", {"direction"}),
-    "qlinear_reply_seconds": ("histogram", set()),
-    "qlinear_kernel_seconds": ("histogram", {"shape", "m", "device"}),
-    "qlinear_kernel_bytes_total": ("counter", {"shape", "m", "device"}),
-    "qlinear_kernel_busy_seconds_total": ("counter", {"shape", "m", "device"}),
-    "qlinear_hbm_bandwidth_bytes_per_second": ("gauge", {"shape", "m", "device"}),
-    "qlinear_hbm_peak_bytes_per_second": ("gauge", {"device"}),
-    "qlinear_roofline_ratio": ("gauge", {"shape", "m", "device"}),
-    "qlinear_batch_rows": ("histogram", {"shape"}),
-    "qlinear_batch_requests": ("histogram", {"shape"}),
-    "qlinear_queue_rows": ("gauge", {"layer"}),
-    "qlinear_inflight_bytes": ("gauge", set()),
-    "qlinear_rejected_total": ("counter", {"reason"}),
-    "qlinear_expired_total": ("counter", set()),
-    "qlinear_cancelled_total": ("counter", set()),
-    "qlinear_queue_limit_bytes": ("gauge", set()),
-    "qlinear_layers_loaded": ("gauge", set()),
-    "qlinear_weight_bytes": ("gauge", {"device"}),
-    **{name: ("gauge", {"device"}) for name in GPU_GAUGES},
-    "qlinear_sweet_spot_rows": ("gauge", {"shape", "device"}),
-    "qlinear_tuned_bandwidth_bytes_per_second": ("gauge", {"shape", "m", "device"}),
-    "qlinear_load_seconds": ("gauge", set()),
-    "qlinear_ready": ("gauge", set()),
-    "qlinear_build_info": ("gauge", {"version", "device", "kernels"}),
-}
 
 
 @dataclass(frozen=True)
@@ -86,7 +54,7 @@ class Layer:
 
 def curves_of(*specs: Spec) -> dict[str, CostCurve]:
     """Return the same curve for the shape of each: 10 µs a row."""
-    curve = CostCurve(steps=tuple(Steps(rows, 0.0, 1e-5 * rows, 0.0) for rows in TILE_EDGES))
+    curve = CostCurve(steps=tuple(Steps(rows, 0.0, 1e-5 * rows, 0.0) for rows in (1, 8, 64)))
     return {spec.shape: curve for spec in specs}
 
 
@@ -96,6 +64,7 @@ def metrics_of(
     waiting: Mapping[str, int] | None = None,
     clock: Callable[[], float] = time.monotonic,
     gauges: Mapping[str, float] | None = None,
+    tuned: Iterable[tuple[str, int, float]] = (),
     curves: Mapping[str, CostCurve] | None = None,
 ) -> Metrics:
     """Return metrics that know these layers, and a queue with that many rows of each waiting."""
@@ -116,8 +85,48 @@ def metrics_of(
         load=load,
         curves=curves,
         gauges=None if gauges is None else lambda: gauges,
+        tuned_bandwidths=tuned,
     )
     return metrics
+
+
+ROOFLINE = Roofline(sizes_bytes=(100, 200), read_seconds=(1e-6, 4e-6), products_per_second=1e9)
+
+
+def compute(metrics: Metrics, layer: str, rows: int, seconds: float = 1e-3) -> None:
+    metrics.waited(layer, [2e-3])
+    metrics.batch_finished(
+        layer,
+        rows=rows,
+        requests=1,
+        x_itemsize=2,
+        y_itemsize=4,
+        transfers=[("gather", 10_000)],
+        kernel_seconds=seconds,
+    )
+
+
+def everything_of(*specs: Spec) -> Metrics:
+    """Metrics that have all that is told once, at the start."""
+    return metrics_of(
+        *specs,
+        roofline=ROOFLINE,
+        waiting={"m/up": 3},
+        gauges=GPU_GAUGES,
+        tuned=[(specs[0].shape, 8, 4e12)],
+        curves=curves_of(*specs),
+    )
+
+
+def everything(metrics: Metrics) -> None:
+    """Cause at least one series of every family; `metrics` knows layer m/up."""
+    compute(metrics, "m/up", 3)
+    metrics.slot_filled(1e-6)
+    metrics.replied(1e-5)
+    metrics.call_finished("MatMul", ["m/up"], "OK", 0.01)
+    metrics.call_finished("MatMul", ["up"], "RESOURCE_EXHAUSTED", 0.01, reason="queue_rows")
+    metrics.call_finished("MatMul", ["up"], "DEADLINE_EXCEEDED", 0.01)
+    metrics.call_finished("MatMulStream", ["up"], "CANCELLED", 0.01)
 
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]

@@ -9,7 +9,8 @@ from random_layers import random_layer
 from qlinear_service.dtypes import DType
 from qlinear_service.kernels.packing import pack
 from qlinear_service.layers import QuantizedLinear
-from qlinear_service.packed import PackedFile, write_packed
+from qlinear_service.packed import PackedFile
+from qlinear_service.packed_writer import write_packed
 
 TENSORS = ("qweight", "scales", "zeros", "bias", "k_permutation")
 

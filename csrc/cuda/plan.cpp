@@ -149,9 +149,9 @@ bool finish_candidate(const ql_linear_params& params, const ql_cuda_device& devi
   return plan_fault(params, device, plan) == nullptr;
 }
 
-// Tries all ways to arrange warps of this form, and keeps the fastest; false if none can run.
-bool consider_warps(const ql_linear_params& params, const ql_cuda_device& device, bool invariant,
-                    ql_cuda_plan plan, ql_cuda_plan& best, double& best_time) {
+// Shows all ways to arrange warps of this form that can run; false if none can.
+bool see_warps(const ql_linear_params& params, const ql_cuda_device& device, bool invariant,
+               ql_cuda_plan plan, const SeeCandidate& see) {
   bool any = false;
   const int least_n = plan.warpgroups ? partition::kWarpgroupWarps : 1;
   for (plan.warps_n = partition::kMaxWarpsN; plan.warps_n >= least_n; plan.warps_n /= 2) {
@@ -168,12 +168,8 @@ bool consider_warps(const ql_linear_params& params, const ql_cuda_device& device
         for (plan.whole_tiles = 1; plan.whole_tiles >= (invariant ? 1 : 0); --plan.whole_tiles) {
           ql_cuda_plan candidate = plan;
           if (!finish_candidate(params, device, per_sm, candidate)) continue;
-          const double time = expected_time(params, device, candidate);
           any = true;
-          if (best_time == 0 || time < best_time) {
-            best = candidate;
-            best_time = time;
-          }
+          see(candidate, expected_time(params, device, candidate));
         }
       }
     }
@@ -286,10 +282,9 @@ partition::Stripes stripes_of(const ql_linear_params& params, const ql_cuda_plan
                           : partition::Stripes{tiles * steps, 1, plan.ctas};
 }
 
-ql_cuda_plan choose_plan(const ql_linear_params& params, const ql_cuda_device& device, int flags) {
+void for_each_candidate(const ql_linear_params& params, const ql_cuda_device& device, int flags,
+                        const SeeCandidate& see) {
   const bool invariant = (flags & QL_CUDA_BATCH_INVARIANT) != 0;
-  ql_cuda_plan best{};
-  double best_time = 0;
   for (const Form kind : {Form::kAlone, Form::kFed, Form::kFedWarpgroups}) {
     const int blocks = token_blocks_for(params.m, kind);
     // Forms for few rows do not serve many; warpgroups waste much on few.
@@ -301,12 +296,21 @@ ql_cuda_plan choose_plan(const ql_linear_params& params, const ql_cuda_device& d
     plan.token_blocks = blocks;
     // Fewer rows per tile where nothing else fits: small shared memory and wide codes. Without the
     // copy engine also where the model expects more of it: 99 KiB leave a large tile few warps.
-    while ((!consider_warps(params, device, invariant, plan, best, best_time) ||
-            !has_copy_engine(device)) &&
+    while ((!see_warps(params, device, invariant, plan, see) || !has_copy_engine(device)) &&
            form_of(plan.token_blocks / 2, plan.warpgroups != 0, plan.copy_warp != 0) >= 0) {
       plan.token_blocks /= 2;
     }
   }
+}
+
+ql_cuda_plan choose_plan(const ql_linear_params& params, const ql_cuda_device& device, int flags) {
+  ql_cuda_plan best{};
+  double best_time = 0;
+  for_each_candidate(params, device, flags, [&](const ql_cuda_plan& candidate, double time) {
+    if (best_time != 0 && time >= best_time) return;
+    best = candidate;
+    best_time = time;
+  });
   return best;
 }
 

@@ -22,6 +22,7 @@ VERBS = {
     "call": "send one activation array to a running server",
     "load": "drive a running server and show latencies, rates and wrong answers",
     "doctor": "say what this machine has for serving; --health asks a running server",
+    "plan": "show how a product is cut on a GPU, and what it takes; needs no GPU",
     "bench": "measure this machine with the benchmarks of a source checkout",
 }
 INTERRUPTED = 130  # what shells report for a program that Ctrl-C ended

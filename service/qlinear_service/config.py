@@ -13,6 +13,7 @@ from qlinear_service.kernels.build import default_cache_dir
 
 __all__ = [
     "AUTO",
+    "UNQUANTIZED",
     "BatchingConfig",
     "KernelConfig",
     "LimitsConfig",
@@ -29,6 +30,8 @@ MOST_MEMORY_BYTES = 1 << 46  # 64 TiB: more than any machine has, and far from o
 MOST_THREADS = 1024  # more than the cores of any machine; tens of thousands crash OpenMP
 SMALLEST_SLOT_BYTES = 1024
 AUTO = "auto"
+UNQUANTIZED = (AUTO, "skip", "keep", "rtn", "mse")
+"""What may become of the layers that a checkpoint holds unquantized."""
 
 
 def size_class(nbytes: int) -> int:
@@ -237,6 +240,12 @@ class KernelConfig(Group):
         minimum=0,
         maximum=600,
     )
+    unquantized: str = option(
+        AUTO,
+        "What becomes of layers that a checkpoint holds unquantized: skip; keep: multiply through "
+        "torch; rtn or mse: quantize them here to 4 bits; auto: rtn if no layer is quantized, "
+        "else skip.",
+    )
     torch_only: bool = option(
         False, "Compute with plain torch and build no kernels: right, and slow."
     )
@@ -248,6 +257,9 @@ class KernelConfig(Group):
         if self.device not in ("cpu", AUTO) and not is_cuda:
             problem = f"is {self.device!r}; expected cpu or cuda:N, as in cuda:0, or {AUTO}"
             raise OptionError("device", problem)
+        if self.unquantized not in UNQUANTIZED:
+            choices = ", ".join(UNQUANTIZED)
+            raise OptionError("unquantized", f"is {self.unquantized!r}; expected {choices}")
         if self.torch_only and is_cuda:
             raise OptionError("torch_only", f"is true, and that is for the CPU, not {self.device}")
 

@@ -92,6 +92,8 @@ class Engine:
         if self._roofline is None:
             return False
         layer = self._registry.resolve(batch.key.layer)
+        if not layer.spec.quantized:
+            return False  # torch takes longer than the floor of the kernels
         products = batch.rows * layer.spec.n * layer.spec.k
         return self._roofline.floor_seconds(layer.streamed_bytes, products) <= QUICK_SECONDS
 

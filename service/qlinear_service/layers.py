@@ -18,7 +18,17 @@ from qlinear_service.dtypes import DType
 from qlinear_service.errors import InvalidRequest, UnknownLayer
 from qlinear_service.kernels import layout
 
-__all__ = ["LayerRegistry", "LayerSpec", "LogicalLayer", "QuantizedLinear", "Source"]
+__all__ = [
+    "UNQUANTIZED_BITS",
+    "LayerRegistry",
+    "LayerSpec",
+    "LogicalLayer",
+    "QuantizedLinear",
+    "Source",
+]
+
+UNQUANTIZED_BITS = 16
+"""`LayerSpec.bits` of a layer that stays as its checkpoint holds it, in floating point."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +56,14 @@ class LayerSpec:
     k: int
     """Input features."""
     bits: int
-    """Bits of one code: 4 or 8."""
+    """Bits of one code: 4 or 8; 16 for a layer that is not quantized, whatever its dtype."""
     group_size: int
     """Input features that share a scale: 32, 64, 128, or -1 for the whole column."""
     symmetric: bool
     """True: the zero point is 2**(bits - 1) everywhere and none is stored."""
     has_bias: bool
     scale_dtype: DType
+    """Of the scales; of the weight itself where the layer is not quantized."""
     has_k_permutation: bool = False
     """True: column i of the packed weight is input feature k_permutation[i] (act-order)."""
     source: Source = field(default_factory=Source)
@@ -61,6 +72,11 @@ class LayerSpec:
     def name(self) -> str:
         """The full name, "<model>/<module>"."""
         return f"{self.model}/{self.module}"
+
+    @property
+    def quantized(self) -> bool:
+        """Whether the layer has codes; otherwise torch multiplies with its weight."""
+        return self.bits != UNQUANTIZED_BITS
 
     @property
     def n_padded(self) -> int:
@@ -98,9 +114,10 @@ class LogicalLayer:
 
     spec: LayerSpec
     codes: torch.Tensor
-    """uint8 [k, n], each in 0 .. 2**bits - 1."""
+    """uint8 [k, n], each in 0 .. 2**bits - 1; the weight itself, in its dtype, if not quantized."""
     scales: torch.Tensor
-    """float16, bfloat16 or float32 [ceil(k / group_size), n]; [1, n] for group_size -1."""
+    """float16, bfloat16 or float32 [ceil(k / group_size), n]; [1, n] for group_size -1; without
+    elements if not quantized."""
     zeros: torch.Tensor | None = None
     """uint8, the shape of `scales`; None when symmetric."""
     bias: torch.Tensor | None = None
@@ -115,9 +132,10 @@ class QuantizedLinear:
 
     spec: LayerSpec
     qweight: torch.Tensor
-    """uint8 [n_padded / 16, k_padded / 64, tile bytes]."""
+    """uint8 [n_padded / 16, k_padded / 64, tile bytes]; if not quantized, the weight itself:
+    spec.scale_dtype [n_padded, k]."""
     scales: torch.Tensor
-    """spec.scale_dtype [n_padded / 16, groups, 16]."""
+    """spec.scale_dtype [n_padded / 16, groups, 16]; without elements if not quantized."""
     zeros: torch.Tensor | None = None
     """uint8, the shape of `scales`; None when symmetric."""
     bias: torch.Tensor | None = None
@@ -144,8 +162,9 @@ class QuantizedLinear:
             begin: a multiple of 64, the padding of n.
             end: at most n.
         """
-        first, last = begin // layout.TILE_N, layout.round_up(end, layout.PAD_N) // layout.TILE_N
         padded_end = layout.round_up(end, layout.PAD_N)
+        rows = layout.TILE_N if self.spec.quantized else 1
+        first, last = begin // rows, padded_end // rows
         return QuantizedLinear(
             spec=replace(self.spec, n=end - begin),
             qweight=self.qweight[first:last],

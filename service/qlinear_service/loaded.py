@@ -26,3 +26,5 @@ class Loaded:
     """Where the layers are; None is the host's memory."""
     gauges: Callable[[], Mapping[str, float]] | None = None
     """What the GPU says of itself, by the names of metrics."""
+    tuned_bandwidths: tuple[tuple[str, int, float], ...] = ()
+    """Shape, rows and bytes per second of loaded layers, as the tables of measured plans say."""

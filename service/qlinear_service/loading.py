@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from qlinear_service import models, probe
+from qlinear_service.checkpoints import PlainOptions
 from qlinear_service.config import KernelConfig
 from qlinear_service.cost import CostCurve
 from qlinear_service.curves import HostStepper, cost_curves
@@ -22,7 +23,8 @@ from qlinear_service.gpu.choice import choose_device
 from qlinear_service.gpu.loading import GpuPlace
 from qlinear_service.gpu.stepper import DeviceStepper
 from qlinear_service.gpu.streams import Device
-from qlinear_service.kernels.backends import Kernels, load_kernels
+from qlinear_service.kernels.assembly import Converter
+from qlinear_service.kernels.backends import CpuKernels, Kernels, load_kernels
 from qlinear_service.layers import LayerRegistry, LayerSpec, QuantizedLinear
 from qlinear_service.loaded import Loaded
 from qlinear_service.log_values import quoted
@@ -63,6 +65,11 @@ class Place(Protocol):
     def probe(self) -> Roofline:
         """Return what reading and multiplying take there at least."""
 
+    def tuned_bandwidths(
+        self, layers: Iterable[QuantizedLinear]
+    ) -> Iterable[tuple[str, int, float]]:
+        """Return shape, rows and bytes per second where a measured plan is known for a layer."""
+
 
 class HostPlace:
     """The memory of the host, and the CPU."""
@@ -95,6 +102,12 @@ class HostPlace:
         """Return what this machine can do."""
         return probe.measure(self.kernels, threads=self._threads)
 
+    def tuned_bandwidths(
+        self, layers: Iterable[QuantizedLinear]
+    ) -> Iterable[tuple[str, int, float]]:
+        """Return nothing: there are no plans on the CPU."""
+        return ()
+
 
 def load(path: Path, config: KernelConfig, stop: threading.Event) -> Loaded:
     """Return the layers under `path` and kernels that agree with the reference on each kind.
@@ -111,7 +124,7 @@ def load(path: Path, config: KernelConfig, stop: threading.Event) -> Loaded:
         SelfTestError: the kernels compute wrongly.
     """
     config = choose_device(config).config
-    sources = models.discover(path)
+    sources = models.discover(path, plain=PlainOptions(treatment=config.unquantized))
     # The reference, and the kernels where they hand work to torch, keep to the same bound.
     torch.set_num_threads(config.cpu_threads)
     place: Place = (HostPlace if config.device == "cpu" else GpuPlace)(config, stop)
@@ -120,14 +133,17 @@ def load(path: Path, config: KernelConfig, stop: threading.Event) -> Loaded:
     unwanted = kernels.name == "torch" and not config.torch_only
     level = logging.WARNING if unwanted else logging.INFO
     logger.log(level, "kernels name=%s description=%s", kernels.name, quoted(kernels.description))
+    converter = Converter(device=torch.device(config.device))
+    if isinstance(kernels, CpuKernels):
+        converter = Converter(pack_codes=kernels.pack_codes)
     place.check_fits(spec for source in sources for spec in source.specs)
     registry = LayerRegistry()
     with place.filling() as put:
         for source in sources:
-            if not _load_model(source, registry, put, stop):
+            if not _load_model(source, registry, put, stop, converter):
                 return Loaded(registry=registry, kernels=kernels)
     if not len(registry):
-        raise CheckpointError(path, "holds no quantized linear layer; there is nothing to serve")
+        raise CheckpointError(path, "holds no linear layer that is served (see --unquantized)")
     started = time.perf_counter()
     kinds = place.self_test(registry)
     logger.info("self_test kinds=%d seconds=%.3f", kinds, time.perf_counter() - started)
@@ -139,15 +155,20 @@ def load(path: Path, config: KernelConfig, stop: threading.Event) -> Loaded:
         curves=_curves(place, registry, config, stop),
         gpu=place.device,
         gauges=place.gauges,
+        tuned_bandwidths=tuple(place.tuned_bandwidths(registry)),
     )
 
 
 def _load_model(
-    source: models.ModelSource, registry: LayerRegistry, put: Put, stop: threading.Event
+    source: models.ModelSource,
+    registry: LayerRegistry,
+    put: Put,
+    stop: threading.Event,
+    converter: Converter,
 ) -> bool:
     """Put the layers of one model where they are computed; return False if `stop` came first."""
     started, loaded = time.perf_counter(), 0
-    for layer in source.load_layers():
+    for layer in source.load_layers(converter):
         if stop.is_set():
             return False
         registry.add(put(layer))

@@ -205,6 +205,13 @@ _TABLE: tuple[Family, ...] = (
         "The floor is reading the bytes or multiplying, at the rates measured at start.",
     ),
     Family(
+        "qlinear_tuned_bandwidth_bytes_per_second",
+        "gauge",
+        _LAUNCH,
+        "What the plan of a loaded shape reached when it was tuned, weights cold; beside "
+        "hbm_bandwidth it shows what serving loses. Absent where no table holds the shape.",
+    ),
+    Family(
         "qlinear_batch_rows",
         "histogram",
         ("shape",),
@@ -240,12 +247,6 @@ _TABLE: tuple[Family, ...] = (
         "gauge",
         ("shape", "device"),
         "Rows that cost at most a tenth more than one; batch_rows far below it: room for load.",
-    ),
-    Family(
-        "qlinear_tuned_bandwidth_bytes_per_second",
-        "gauge",
-        _LAUNCH,
-        "Effective memory bandwidth while costs were measured, one batch at a time.",
     ),
     Family("qlinear_layers_loaded", "gauge", (), "Layers that are served."),
     Family(

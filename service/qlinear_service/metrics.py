@@ -19,7 +19,6 @@ from qlinear_service.cost import CostCurve
 from qlinear_service.measured import Load, MeasuredLayer
 from qlinear_service.metric_families import Histogram, Number, m_label, new_families
 from qlinear_service.roofline import Roofline
-from qlinear_service.tuned import show_curves
 
 __all__ = ["NO_LAYER", "UNKNOWN_LAYER", "Metrics"]
 
@@ -99,6 +98,7 @@ class Metrics(Collector):
         load: Load,
         curves: Mapping[str, CostCurve] | None = None,
         gauges: Callable[[], Mapping[str, float]] | None = None,
+        tuned_bandwidths: Iterable[tuple[str, int, float]] = (),
     ) -> None:
         """Learn what is served, once, when it is loaded.
 
@@ -110,6 +110,7 @@ class Metrics(Collector):
             load: where queue and slab tell how full they are.
             curves: what batches cost, by shape, where that was measured.
             gauges: what a GPU says of itself at a scrape, by name; None where there is none.
+            tuned_bandwidths: shape, rows and bytes per second, as measured when plans were tuned.
         """
         loaded = {layer.spec.name: layer for layer in layers}
         modules = Counter(layer.spec.module for layer in loaded.values())
@@ -124,12 +125,20 @@ class Metrics(Collector):
         self._set("qlinear_weight_bytes", packed, self.device)
         self._set("qlinear_load_seconds", load_seconds)
         self.curves = curves or {}
-        show_curves(self.families, loaded.values(), self.curves, device=self.device)
+        for layer in loaded.values():
+            curve = self.curves.get(layer.spec.shape)
+            if curve is not None:
+                rows = curve.sweet_spot_rows
+                self._set("qlinear_sweet_spot_rows", rows, layer.spec.shape, self.device)
         self._set("qlinear_queue_limit_bytes", load.queue_limit_bytes)
         self._set("qlinear_build_info", 1, self.version, self.device, kernels)
         if roofline is not None:
             peak = roofline.peak_bytes_per_second
             self._set("qlinear_hbm_peak_bytes_per_second", peak, self.device)
+        # Of several measured row counts under one label the largest is the last.
+        for shape, m, rate in sorted(tuned_bandwidths):
+            name = "qlinear_tuned_bandwidth_bytes_per_second"
+            self._set(name, rate, shape, m_label(m), self.device)
 
     def call_finished(
         self, method: str, layers: Sequence[str], code: str, seconds: float, *, reason: str = ""

@@ -11,13 +11,16 @@ from pathlib import Path
 from qlinear_service.checkpoints import (
     WEIGHTS_SUFFIX,
     Checkpoint,
+    PlainOptions,
     Skipped,
     checked_model_name,
     is_checkpoint_file,
     open_checkpoint,
 )
+from qlinear_service.checkpoints.plain import QuantizedHere
 from qlinear_service.errors import CheckpointError
-from qlinear_service.kernels import layout, packing
+from qlinear_service.kernels import layout
+from qlinear_service.kernels.assembly import Converter, Load, Slabs, assemble, slabs
 from qlinear_service.layers import LayerSpec, QuantizedLinear
 from qlinear_service.packed import PackedFile
 
@@ -43,8 +46,12 @@ class ModelSource(ABC):
     """Of a packed file."""
 
     @abstractmethod
-    def load_layers(self) -> Iterator[QuantizedLinear]:
+    def load_layers(self, converter: Converter | None = None) -> Iterator[QuantizedLinear]:
         """Yield the layers one at a time, each checked.
+
+        Args:
+            converter: where and with what a checkpoint's codes are unpacked and packed; None is
+                plain torch on the CPU.
 
         Raises:
             CheckpointError: a layer's values are damaged or not supported.
@@ -74,7 +81,7 @@ class PackedModel(ModelSource):
         self.layout_version = layout.VERSION
         self.specs = self._file.specs
 
-    def load_layers(self) -> Iterator[QuantizedLinear]:
+    def load_layers(self, converter: Converter | None = None) -> Iterator[QuantizedLinear]:
         """Yield the layers, mapped from the file."""
         for spec in self.specs:
             yield self._file.load(spec.module)
@@ -100,10 +107,28 @@ class CheckpointModel(ModelSource):
         self.specs = checkpoint.layers
         self.skipped = checkpoint.skipped
 
-    def load_layers(self) -> Iterator[QuantizedLinear]:
+    def load_layers(self, converter: Converter | None = None) -> Iterator[QuantizedLinear]:
         """Yield the layers, packed one by one."""
+        made = converter or Converter()
         for spec in self.specs:
-            yield packing.pack(self._checkpoint.load(spec.module))
+            yield assemble(spec, self._loader(spec.module, made), using=made.pack_codes)
+
+    def load_slabs(self, converter: Converter) -> Iterator[Slabs]:
+        """Yield the layers as slabs, so that not even one of them need be in memory whole."""
+        for spec in self.specs:
+            load = self._loader(spec.module, converter)
+            yield Slabs(spec, slabs(spec, load, using=converter.pack_codes))
+
+    def _loader(self, module: str, converter: Converter) -> Load:
+        return lambda begin, end: self._checkpoint.load(module, begin, end, converter.device)
+
+    def relative_errors(self) -> dict[str, float]:
+        """Return the error of each layer that was quantized here, as far as it was loaded."""
+        return {
+            name: module.relative_error
+            for name, module in self._checkpoint.modules.items()
+            if isinstance(module, QuantizedHere)
+        }
 
     def stored_bytes(self, module: str) -> int:
         """Return the bytes that the layer's tensors take in the checkpoint."""
@@ -111,16 +136,22 @@ class CheckpointModel(ModelSource):
 
     def verify(self) -> None:
         """Check every value."""
-        for spec in self.specs:
-            self._checkpoint.load(spec.module)
+        for _ in self.load_layers():
+            pass
 
 
-def open_model(path: Path, *, name: str | None = None) -> ModelSource:
+def open_model(
+    path: Path,
+    *,
+    name: str | None = None,
+    plain: PlainOptions | None = None,
+) -> ModelSource:
     """Open the one model at `path`: a packed file or a checkpoint folder.
 
     Args:
         path: the file or folder.
         name: name for a checkpoint's model; None is the folder's own. A packed file has one.
+        plain: what becomes of a checkpoint's unquantized layers.
 
     Raises:
         CheckpointError: nothing is there, or it is damaged or not supported.
@@ -130,12 +161,12 @@ def open_model(path: Path, *, name: str | None = None) -> ModelSource:
             path, "does not exist; expected a packed file, a checkpoint folder or a folder of them"
         )
     if path.is_dir():
-        return CheckpointModel(open_checkpoint(path, model=name))
+        return CheckpointModel(open_checkpoint(path, model=name, plain=plain))
     return PackedModel(path)
 
 
-def discover(path: Path) -> list[ModelSource]:
-    """Return every model at `path`, sorted by name.
+def discover(path: Path, *, plain: PlainOptions | None = None) -> list[ModelSource]:
+    """Return every model at `path`, sorted by name; `plain` as in `open_model`.
 
     A folder that holds a checkpoint is one model. Any other folder holds several: each packed
     file in it and each of its subfolders, which must be checkpoints, is one.
@@ -144,10 +175,10 @@ def discover(path: Path) -> list[ModelSource]:
         CheckpointError: there is none, two have the same name, or one cannot be used.
     """
     if not path.is_dir() or _is_checkpoint(path):
-        return [open_model(path)]
+        return [open_model(path, plain=plain)]
     models: dict[str, ModelSource] = {}
     for child in _children(path):
-        model = open_model(child)
+        model = open_model(child, plain=plain)
         if model.name in models:
             raise CheckpointError(
                 child,

@@ -17,7 +17,7 @@ from qlinear_service.checkpoints import strict_json
 from qlinear_service.dtypes import DType
 from qlinear_service.errors import CheckpointError
 from qlinear_service.kernels import layout
-from qlinear_service.layers import LayerSpec, Source
+from qlinear_service.layers import UNQUANTIZED_BITS, LayerSpec, Source
 
 __all__ = [
     "FORMAT_KEY",
@@ -68,10 +68,13 @@ def expected_tensors(spec: LayerSpec) -> dict[str, tuple[tuple[str, ...], tuple[
     """
     blocks, k_tiles = spec.n_padded // layout.TILE_N, spec.k_padded // layout.TILE_K
     columns = (blocks, spec.groups, layout.TILE_N)
-    tensors: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
-        "qweight": (("U8",), (blocks, k_tiles, layout.tile_bytes(spec.bits))),
-        "scales": ((_DTYPE_CODES[spec.scale_dtype],), columns),
-    }
+    dtype = (_DTYPE_CODES[spec.scale_dtype],)
+    tensors: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {}
+    if spec.quantized:
+        tensors["qweight"] = (("U8",), (blocks, k_tiles, layout.tile_bytes(spec.bits)))
+        tensors["scales"] = (dtype, columns)
+    else:
+        tensors["weight"] = (dtype, (spec.n_padded, spec.k))
     if not spec.symmetric:
         tensors["zeros"] = (("U8",), columns)
     if spec.has_bias:
@@ -176,7 +179,7 @@ def _parse_layer(model: str, module: str, described: Any, path: Path) -> StoredL
             module=module,
             n=_size(described["n"]),
             k=_size(described["k"]),
-            bits=_one_of(described["bits"], layout.BITS),
+            bits=_one_of(described["bits"], (*layout.BITS, UNQUANTIZED_BITS)),
             group_size=_one_of(described["group_size"], layout.GROUP_SIZES),
             symmetric=_typed(described["symmetric"], bool),
             has_bias=_typed(described["has_bias"], bool),
@@ -184,6 +187,10 @@ def _parse_layer(model: str, module: str, described: Any, path: Path) -> StoredL
             scale_dtype=DType.from_text(described["scale_dtype"]),
             source=source,
         )
+        if not spec.quantized and (spec.group_size, spec.has_k_permutation) != (-1, False):
+            raise ValueError("a layer of 16 bits has no groups and no permutation")
+        if not spec.quantized and not spec.symmetric:
+            raise ValueError("a layer of 16 bits has no zero points")
         _one_of(described["zero_encoding"], (_zero_encoding(symmetric=spec.symmetric),))
         xxh3 = {suffix: _typed(described["xxh3"][suffix], str) for suffix in expected_tensors(spec)}
     except (KeyError, TypeError, ValueError, AttributeError) as error:

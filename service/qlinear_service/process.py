@@ -11,7 +11,7 @@ import sys
 from collections.abc import MutableMapping
 from importlib.metadata import version
 
-__all__ = ["collect_rarely", "tune_process"]
+__all__ = ["collect_rarely", "tune_conversion", "tune_process"]
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +22,9 @@ M_ARENA_MAX = -8
 
 KEPT_BYTES = 256 << 20
 """Free memory that stays with the process: some of the largest messages, not all of a burst."""
+
+LARGE_BLOCK_BYTES = 4 << 20
+"""Above it a block goes back to the kernel when it is freed: a layer, but not the slabs of one."""
 
 LISTENER_EXPERIMENT_SINCE = (1, 80)
 """From this grpcio release on its new listener costs up to 1.6 x CPU per call (grpc/grpc#43092)."""
@@ -62,6 +65,19 @@ def collect_rarely() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
+
+
+def tune_conversion(environ: MutableMapping[str, str]) -> None:
+    """Set malloc and OpenMP's waiting for `qlinear pack`; call it before `import torch`.
+
+    By default glibc learns from the first large block that is freed to keep the next ones, and a
+    program that never needs more than a layer keeps several.
+    """
+    environ.setdefault("OMP_WAIT_POLICY", "passive")  # see tune_process
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # musl has none
+        mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
+        mallopt(M_TRIM_THRESHOLD, LARGE_BLOCK_BYTES)
 
 
 def _pin_malloc(environ: MutableMapping[str, str]) -> None:

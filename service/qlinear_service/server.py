@@ -167,6 +167,7 @@ class Server:
             ),
             curves=loaded.curves,
             gauges=loaded.gauges,
+            tuned_bandwidths=loaded.tuned_bandwidths,
         )
         self._batcher = Batcher(
             queue=queue,

@@ -16,10 +16,12 @@ struct Fake {
   int devices = 1;
   int supported = 1;
   int failing_launches = 0;  // so many launches fail, the rest run
+  int refused_plans = 0;     // so many launches with a plan refuse it
   bool lost = false;         // every launch fails, an empty kernel's too
   int64_t launches = 0, gathers = 0;
   ql_cuda_launch last = {};
   ql_linear_params params = {};
+  ql_cuda_plan plan = {};  // of the last launch; all zero: it had none
   std::string text = "nothing has failed";
 } fake;
 
@@ -54,10 +56,12 @@ void fake_reset(void) { fake = Fake{}; }
 void fake_devices(int count) { fake.devices = count; }
 void fake_supported(int supported) { fake.supported = supported; }
 void fake_fail(int launches) { fake.failing_launches = launches; }
+void fake_refuse_plans(int launches) { fake.refused_plans = launches; }
 void fake_lose(void) { fake.lost = true; }
 int64_t fake_launches(void) { return fake.launches; }
 int64_t fake_gathers(void) { return fake.gathers; }
 void fake_last_launch(ql_cuda_launch* launch) { *launch = fake.last; }
+void fake_last_plan(ql_cuda_plan* plan) { *plan = fake.plan; }
 void fake_last_params(ql_linear_params* params) { *params = fake.params; }
 
 int ql_cuda_device_count(void) { return fake.devices; }
@@ -97,6 +101,12 @@ int ql_cuda_linear(const ql_linear_params* params, const ql_cuda_launch* launch)
   if (launch->workspace == nullptr || launch->workspace_bytes < kWorkspaceBytes) {
     return QL_WORKSPACE;
   }
+  if (launch->plan != nullptr && fake.refused_plans > 0) {
+    --fake.refused_plans;
+    fake.text = "linear: pretended refusal of a plan";
+    return QL_BAD_PLAN;
+  }
+  fake.plan = launch->plan == nullptr ? ql_cuda_plan{} : *launch->plan;
   fake.params = *params;
   ++fake.launches;
   return ql_cpu_linear(params);

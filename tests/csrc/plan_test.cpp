@@ -3,7 +3,10 @@
 #include "cuda/plan.h"
 
 #include <algorithm>
+#include <cstring>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "checks.h"
 #include "cuda/linear_kernels.h"
@@ -14,6 +17,7 @@ namespace partition = qlinear::partition;
 using qlinear::cuda::check_problem;
 using qlinear::cuda::choose_plan;
 using qlinear::cuda::complete_plan;
+using qlinear::cuda::for_each_candidate;
 using qlinear::cuda::plan_fault;
 using qlinear::cuda::stripes_of;
 
@@ -367,9 +371,45 @@ void check_refused_problems() {
   for (const int dtype : kDtypes) expect(QL_OK, [=](Params p) { p.x_dtype = dtype; });
 }
 
+bool same(const ql_cuda_plan& one, const ql_cuda_plan& other) {
+  return std::memcmp(&one, &other, sizeof one) == 0;
+}
+
+// All that is weighed can run as it is, and the choice is the first of the best.
+void check_candidates() {
+  Section section("candidates");
+  for (const Kind kind : kKinds) {
+    for (const int flags : {0, static_cast<int>(QL_CUDA_BATCH_INVARIANT)}) {
+      for (const int64_t m : {1, 9, 64, 250}) {
+        for (const auto& [k, n] : shapes::kLayers) {
+          const ql_linear_params params = params_of(m, n, k);
+          const ql_cuda_device device = device_of(108, kind);
+          std::vector<std::pair<double, ql_cuda_plan>> found;
+          for_each_candidate(params, device, flags, [&](const ql_cuda_plan& plan, double time) {
+            ql_cuda_plan again = plan;
+            complete_plan(params, again);
+            section.check(
+                time > 0 && plan_fault(params, device, plan) == nullptr && same(again, plan), "%s",
+                words(params, device, flags, plan).c_str());
+            found.emplace_back(time, plan);
+          });
+          const auto best = std::min_element(
+              found.begin(), found.end(),
+              [](const auto& one, const auto& other) { return one.first < other.first; });
+          section.check(
+              best != found.end() && same(best->second, choose_plan(params, device, flags)),
+              "m %lld n %lld k %lld: the choice is another", static_cast<long long>(m),
+              static_cast<long long>(n), static_cast<long long>(k));
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
+  check_candidates();
   check_every_problem();
   check_largest();
   check_refused_plans();

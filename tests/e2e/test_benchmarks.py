@@ -119,3 +119,15 @@ def test_help_of_a_benchmark_is_its_own() -> None:
     words = [sys.executable, "-m", "qlinear_service", "bench", "soak", "--help"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=WAIT_SECONDS, check=True)
     assert "--calls" in done.stdout
+
+
+@pytest.mark.slow
+def test_checkpoint() -> None:
+    """Two blocks of the 7B shape: figures are there, and memory, no matter of time, is bounded."""
+    report = bench("checkpoint", "--blocks", "2", "--runs", "1", "--loads", "1")
+    figures = report["checkpoint"]
+    assert figures["code_bytes"] == 2 * 101187584
+    assert figures["packed_bytes"] > figures["code_bytes"]
+    for name in ("pack_mb_per_second", "pack_over_copy", "load_gb_per_second", "cat_over_load"):
+        assert figures[name] > 0
+    assert 0 < figures["peak_layers"] < 2

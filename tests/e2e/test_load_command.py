@@ -15,7 +15,7 @@ from random_layers import random_layer
 
 from qlinear_service.kernels.packing import pack
 from qlinear_service.layers import QuantizedLinear
-from qlinear_service.packed import write_packed
+from qlinear_service.packed_writer import write_packed
 
 WAIT_SECONDS = 60
 UP, DOWN = "toy/up", "toy/down"

@@ -22,7 +22,7 @@ from running_server import WAIT_SECONDS, K, Running, Start, small_layers
 from qlinear.v1 import linear_pb2 as pb
 from qlinear.v1 import linear_pb2_grpc as pb_grpc
 from qlinear_service.config import LimitsConfig
-from qlinear_service.packed import write_packed
+from qlinear_service.packed_writer import write_packed
 
 ONES = torch.ones(3, K).half()
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"

@@ -17,7 +17,7 @@ from running_server import K, small_layers
 
 from qlinear.v1 import linear_pb2 as pb
 from qlinear.v1 import linear_pb2_grpc as pb_grpc
-from qlinear_service.packed import write_packed
+from qlinear_service.packed_writer import write_packed
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="they read /proc")
 

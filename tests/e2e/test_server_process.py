@@ -25,7 +25,7 @@ from qlinear.v1 import linear_pb2_grpc as pb_grpc
 from qlinear_client import AsyncClient
 from qlinear_service.kernels import reference
 from qlinear_service.layers import QuantizedLinear
-from qlinear_service.packed import write_packed
+from qlinear_service.packed_writer import write_packed
 
 WAIT_SECONDS = 60
 QUICK = ("--port", "0", "--metrics-port", "-1", "--torch-only")

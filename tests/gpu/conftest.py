@@ -5,6 +5,9 @@ import torch
 from gpu import loading
 from gpu.loading import RecordingKernels
 
+from qlinear_service.kernels import build
+from qlinear_service.kernels.backends import CpuKernels
+
 THIS_FOLDER = "gpu"
 
 
@@ -32,3 +35,13 @@ def invariant(kernels: RecordingKernels) -> RecordingKernels:
 @pytest.fixture(scope="session")
 def device(kernels: RecordingKernels) -> torch.device:
     return kernels.device
+
+
+@pytest.fixture(scope="session")
+def cpu(kernels: RecordingKernels) -> CpuKernels:
+    """The CPU kernels, to compare with."""
+    try:
+        with build.cpu_library(build.default_cache_dir()) as path:
+            return CpuKernels(path, threads=4)
+    except build.ToolMissing as missing:
+        pytest.skip(str(missing))

@@ -15,7 +15,7 @@ from gpu.loading import library_path
 from qlinear_service.dtypes import DType
 from qlinear_service.gpu.made_up import made_up_layer
 from qlinear_service.layers import QuantizedLinear
-from qlinear_service.packed import write_packed
+from qlinear_service.packed_writer import write_packed
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE_MODEL = ROOT / "examples/models/all-MiniLM-L6-v2"

@@ -1,30 +1,19 @@
-"""Numbers of every kind against float64, the CPU kernels and the outputs of real checkpoints."""
+"""Numbers of every kind against float64 and the CPU kernels; real checkpoints: test_vectors.py."""
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 import torch
-from closeness import bound_of as summation_bound
+from gpu.alike import assert_alike
 from gpu.bounds import assert_near, norms
 from gpu.loading import RecordingKernels
 from gpu.problems import DTYPES, FORMS, Form, Problem
 from random_layers import random_layer
 
-from qlinear_service.checkpoints import open_checkpoint
 from qlinear_service.dtypes import DType
-from qlinear_service.kernels import build, packing, reference
 from qlinear_service.kernels.backends import CpuKernels
 from qlinear_service.kernels.torch_types import from_torch
-from qlinear_service.layers import LogicalLayer
 
-VECTORS = Path(__file__).parents[1] / "data" / "vectors"
-WITH_OUTPUTS = sorted(path.parent.name for path in VECTORS.glob("*/reference.npz"))
 SHAPES = ((4096, 4096), (11008, 1032), (28672, 520), (7168, 2112), (512, 8192), (200, 72))
 ROWS = (1, 8, 13, 16, 32, 64, 100, 250)
-CUT_SUMS = 3
-"""Tensor cores cut where float32 additions round to nearest: at most 17 addends lose a whole unit
-for each 16 products, where the bound of rounded sums counts half a unit for each product."""
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -81,30 +70,6 @@ def test_the_measure_would_see_a_wrong_group_or_row(kernels: RecordingKernels) -
             assert_near(problem, y, exact, norm, name=name)
 
 
-@pytest.fixture(scope="module")
-def cpu() -> CpuKernels:
-    try:
-        with build.cpu_library(build.default_cache_dir()) as path:
-            return CpuKernels(path, threads=4)
-    except build.ToolMissing as missing:
-        pytest.skip(str(missing))
-
-
-def assert_alike(
-    kernels: RecordingKernels, cpu: CpuKernels, layer: LogicalLayer, x: torch.Tensor
-) -> None:
-    """Compare both kernels with float64 and with each other."""
-    packed = packing.pack(layer)
-    on_gpu = kernels.to_device(packed)
-    exact = reference.linear(layer, x, output_dtype=DType.F32, precision=torch.float64).double()
-    for dtype in DType:
-        bound = summation_bound(layer, x, exact, dtype)
-        ours = kernels.linear(on_gpu, x.to(kernels.device), dtype).cpu().double()
-        theirs = cpu.linear(packed, x, dtype).double()
-        assert ((ours - exact).abs() <= CUT_SUMS * bound).all(), layer.spec.shape
-        assert ((ours - theirs).abs() <= (CUT_SUMS + 1) * bound).all(), layer.spec.shape
-
-
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_cpu_and_gpu_agree(kernels: RecordingKernels, cpu: CpuKernels, form: Form) -> None:
     """Layers from the CPU's own tests, packed on the CPU."""
@@ -114,32 +79,3 @@ def test_cpu_and_gpu_agree(kernels: RecordingKernels, cpu: CpuKernels, form: For
             bias=True, permuted=form.symmetric, scale_dtype=DType(1 + k % 3),
         )  # fmt: skip
         assert_alike(kernels, cpu, layer, torch.randn(m, k).half())
-
-
-def test_there_are_vectors_with_outputs() -> None:
-    assert len(WITH_OUTPUTS) >= 9
-
-
-@pytest.mark.parametrize("name", WITH_OUTPUTS)
-def test_outputs_of_real_checkpoints(kernels: RecordingKernels, name: str) -> None:
-    checkpoint = open_checkpoint(VECTORS / name)
-    with np.load(VECTORS / name / "reference.npz") as stored:
-        for spec in checkpoint.layers:
-            layer = checkpoint.load(spec.module)
-            x = torch.from_numpy(stored[f"{spec.module}.x"])
-            key = "y_bias" if spec.has_bias and f"{spec.module}.y_bias" in stored else "y"
-            expected = torch.from_numpy(stored[f"{spec.module}.{key}"])
-            on_gpu = kernels.to_device(packing.pack(layer))
-            for dtype in DType:
-                y = kernels.linear(on_gpu, x.to(kernels.device), dtype).cpu().double()
-                bound = CUT_SUMS * summation_bound(layer, x, expected, dtype)
-                assert ((y - expected).abs() <= bound).all(), spec.module
-
-
-@pytest.mark.parametrize("name", WITH_OUTPUTS)
-def test_cpu_and_gpu_agree_on_real_checkpoints(
-    kernels: RecordingKernels, cpu: CpuKernels, name: str
-) -> None:
-    checkpoint = open_checkpoint(VECTORS / name)
-    for spec in checkpoint.layers:
-        assert_alike(kernels, cpu, checkpoint.load(spec.module), torch.randn(5, spec.k).half())

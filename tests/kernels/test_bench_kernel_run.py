@@ -8,11 +8,8 @@ import ctypes
 import io
 import json
 import sys
-import time
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +17,7 @@ import torch
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.append(str(BENCHMARKS))
+sys.path.insert(0, str(Path(__file__).parent))
 
 import kernel_figures as figures
 import kernel_journal as journals
@@ -27,79 +25,12 @@ import kernel_options
 import kernel_plot
 import kernel_report as reports
 import kernel_run
-from kernel_gpu import Call, Gpu, Graph
+from bench_stand_ins import StandInGpu, stand_in_library
 from kernel_layers import checked, random_copies
-from kernel_ours import Library
 from kernel_tables import print_report
 from rich.console import Console
 
-from qlinear_service.kernels import build
 from qlinear_service.kernels.abi import LinearParams
-from qlinear_service.kernels.cuda_abi import CudaDevice, Status
-
-
-class StandInGpu(Gpu):
-    """The same on the CPU: a graph is its calls."""
-
-    def __init__(self) -> None:
-        self.device = torch.device("cpu", 0)
-        self.stream = SimpleNamespace(cuda_stream=0)
-        self._pools: dict[str, torch.Tensor] = {}
-
-    def record(self, calls: Sequence[Call]) -> Graph:
-        calls[0]()
-        return Graph(calls, len(calls))  # type: ignore[arg-type]
-
-    def replay_us(self, recorded: Graph) -> float:
-        started = time.perf_counter()
-        for call in recorded.graph:  # type: ignore[attr-defined]
-            call()
-        return (time.perf_counter() - started) * 1e6 / recorded.launches
-
-    def spin_up(self, seconds: float = 0.0) -> None:
-        """The CPU is awake."""
-
-    def is_lost(self) -> bool:
-        return False
-
-
-class StandInFunctions:
-    """The CUDA library's functions, computed by the CPU library."""
-
-    def __init__(self, spoil: Callable[[LinearParams], None] | None = None) -> None:
-        self._cpu = ctypes.CDLL(str(build.build_cpu_library(build.default_cache_dir())))
-        self._spoil = spoil
-
-    def ql_cuda_linear(self, params: Any, launch: Any) -> int:
-        plan = launch._obj.plan
-        if plan and plan.contents.stages > 4:
-            return Status.BAD_PLAN
-        status = int(self._cpu.ql_cpu_linear(params))
-        if self._spoil is not None:
-            self._spoil(params._obj)
-        return status
-
-    def ql_cuda_plan_linear(self, params: Any, device: Any, flags: int, plan: Any) -> int:
-        plan._obj.token_blocks = plan._obj.warps_n = 1
-        plan._obj.warps_k, plan._obj.stages, plan._obj.ctas = 2, 4, 132
-        return Status.OK
-
-    def ql_cuda_read_probe(self, *arguments: Any) -> int:
-        return Status.OK
-
-    ql_cuda_empty = ql_cuda_read_probe
-
-    def ql_cuda_read_variants(self) -> int:
-        return 2
-
-    def ql_cuda_kernel_name(self, kernel: int) -> bytes:
-        return b"stand-in"
-
-    def ql_cuda_error_text(self) -> bytes:
-        return b"too many stages"
-
-    def ql_status_text(self, status: int) -> bytes:
-        return b"a status"
 
 
 def stand_in(
@@ -110,14 +41,7 @@ def stand_in(
     monkeypatch.setattr(kernel_run, "floor_sizes", lambda cells: [0.25, 0.5])
     monkeypatch.setattr(figures, "FILL_BYTES", 1 << 16)
 
-    def library(file: Path, gpu: Gpu) -> Library:
-        made = Library.__new__(Library)
-        made.functions, made._gpu = StandInFunctions(spoil), gpu
-        made.workspace = made._sink = torch.zeros(256, dtype=torch.uint8)
-        made.device = CudaDevice(sm_count=132)
-        return made
-
-    monkeypatch.setattr(kernel_run, "Library", library)
+    monkeypatch.setattr(kernel_run, "Library", lambda file, gpu: stand_in_library(gpu, spoil))
     options = replace(kernel_options.parse(words), journal=path)
     kernel_run.Runner(options, journals.Journal(path), path).run()
     return reports.build_report(journals.Journal(path))

@@ -45,6 +45,7 @@ def test_the_python_mirror_equals_the_header(header_table: list[list[str]]) -> N
 
 def test_the_build_compiles_every_source_there_is() -> None:
     found = [*(ROOT / "csrc").glob("*.cpp"), *(ROOT / "csrc/cpu").glob("*.cpp")]
+    found += (ROOT / "csrc/cuda").glob("plan*.cpp")  # the planner, for `qlinear plan`
     on_disk = {str(path.relative_to(ROOT / "csrc")) for path in found}
     assert set(build.CPU_SOURCES) == on_disk
 

@@ -30,6 +30,7 @@ AT_LEAST = {
         "slots": 100_000,
     },
     "plan": {
+        "candidates": 50_000,
         "runnable": 4_000_000,
         "shared_memory": 4_000_000,
         "workspace": 4_000_000,

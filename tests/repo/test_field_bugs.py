@@ -9,6 +9,7 @@ from source_tree import ROOT, tree
 
 TABLES = {
     "docs/field-bugs.md": [str(number) for number in range(1, 65)],
+    "docs/field-bugs-formats.md": [str(number) for number in range(1, 56)],
     "docs/field-bugs-kernel.md": [
         *(str(number) for number in range(1, 47)), "46a", "46b",
         *(str(number) for number in range(47, 82)),

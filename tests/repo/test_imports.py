@@ -20,6 +20,7 @@ FLOORS: list[set[str]] = [
         "dtypes",
         "process",
         "publish",
+        "partial_file",
         "log_values",
         "kernels.__init__",
         "kernels.layout",
@@ -28,7 +29,7 @@ FLOORS: list[set[str]] = [
     | {"kernels.architectures", "kernels.driver", "kernels.nvcc"}
     | {"kernels.ninja", "kernels.library_cache"},
     {"config", "config_fields", "config_sources", "layers", "kernels.torch_types", "tracing"}
-    | {"metrics", "measured", "metric_families", "bandwidth", "roofline", "cost", "tuned"}
+    | {"metrics", "measured", "metric_families", "bandwidth", "roofline", "cost"}
     | {"scheduling", "fairness"},
     {"kernels"},
     {
@@ -46,11 +47,12 @@ FLOORS: list[set[str]] = [
         "slots",
         "transport",
     }
-    | {"packed", "packed_metadata", "checkpoints"},
+    | {"packed", "packed_metadata", "packed_writer", "checkpoints"},
     {"servicer", "handlers", "engine", "health", "lifecycle", "channel"}
     | {"streaming", "stream_call", "stream_reader", "calls", "statuses"}
     | {"metrics_page", "metrics_server", "probe", "signals", "gpu", "loaded"}
-    | {"selftest", "sample_layers", "diagnosis", "models", "loading", "loadgen"}
+    | {"planning"}
+    | {"selftest", "sample_layers", "diagnosis", "models", "loading", "loadgen", "conversion"}
     | {"callers", "curves", "runners"},
     {"server"},
     {"commands"},
@@ -79,6 +81,8 @@ NEVER_REACHES: dict[str, set[str]] = {
     "kernels.build": {"torch", "grpc", "numpy", "rich"},
     "kernels.resources": {"torch", "grpc", "numpy", "rich"},
     "commands.call": {"torch"},
+    "commands.plan": {"torch", "grpc"},
+    "kernels.tuned_plans": {"torch", "grpc", "numpy", "rich"},
 }
 
 # What a module must not import itself.

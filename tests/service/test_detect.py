@@ -5,9 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from checkpoints import CONFIG, VECTORS, gptq_tensors, write_checkpoint
-from safetensors.torch import save_file
+from checkpoints import CONFIG, VECTORS, write_checkpoint
 
 from qlinear_service.checkpoints import open_checkpoint
 from qlinear_service.checkpoints.detect import detect, read_configuration
@@ -58,6 +56,13 @@ def test_configurations_that_libraries_write(name: str, tmp_path: Path) -> None:
         ({"quant_method": "auto-round", "packing_format": "auto_round:auto_awq"}, "awq"),
         ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "compressed-tensors"),
         ({"config_groups": {}, "format": "pack-quantized"}, "compressed-tensors"),
+        ({"quant_method": "awq", "version": "exllamav2"}, "awq"),
+        ({"quant_method": "awq", "version": "marlin"}, "marlin"),
+        ({"quant_method": "awq", "version": "gemv"}, ""),
+        ({"quant_method": "compressed-tensors", "format": "mixed-precision"}, "compressed-tensors"),
+        ({"quant_method": "compressed-tensors", "format": "dense"}, "plain"),
+        ({"quant_method": "compressed-tensors", "format": "float-quantized"}, ""),
+        ({"quant_method": "compressed-tensors", "format": "marlin-24"}, ""),
         ({"quant_method": "bitsandbytes"}, ""),
         ({"quant_method": "gptq", "checkpoint_format": "gptq_p"}, ""),
     ],
@@ -75,6 +80,9 @@ def test_families(settings: dict[str, Any], expected: str, tmp_path: Path) -> No
         ({"quant_method": "gptq", "checkpoint_format": 2}, "checkpoint_format is 2"),
         ({"quant_method": "gptq", "checkpoint_format": "gptq", "format": "gptq_v2"}, "contradicts"),
         ({"quant_method": "gptq", "method": "awq"}, "says 'gptq' and 'awq' for quant_method"),
+        ({"quant_method": "awq", "version": "gemx"}, "version is 'gemx', which is unknown"),
+        ({"quant_method": "awq", "version": "gemm", "format": "gemv"}, "contradicts itself"),
+        ({"quant_method": "compressed-tensors"}, "format is None, which is unknown"),
         ({"quant_method": "auto-round"}, "packing_format is None"),
         ({"quant_method": "auto-round", "packing_format": "x"}, "packing_format is 'x'"),
         ({"bits": 4}, "has no quant_method and no settings that tell"),
@@ -142,38 +150,11 @@ def test_packed_tensors_without_a_configuration_are_refused(tmp_path: Path) -> N
         open_checkpoint(folder)
 
 
-@pytest.mark.parametrize(
-    ("vector", "what"),
-    [
-        ("awq-autoawq-layer-n64-k96-g32-legacy-config", "AWQ, version gemm"),
-        ("ct-layer-n64-k128-g32-asym", "compressed-tensors, pack-quantized"),
-        ("marlin-ist-n256-k256-g128", "Marlin"),
-    ],
-)
-def test_other_formats_are_refused_by_name(vector: str, what: str) -> None:
-    with pytest.raises(CheckpointError, match=f"holds {what}; this version loads GPTQ"):
-        open_checkpoint(VECTORS / vector)
-
-
-def test_gptq_variants_of_other_versions_are_refused_by_name() -> None:
-    with pytest.raises(CheckpointError, match="sym is false: asymmetric"):
-        open_checkpoint(VECTORS / "gptq-autogptq-layer-n128-k256-gneg1-asym")
-    with pytest.raises(CheckpointError, match=r"layer\.g_idx: g_idx\[0\] = 4 .*act-order"):
-        open_checkpoint(VECTORS / "gptq-autogptq-layer-n64-k1024-g128-sym-actorder")
-
-
-def test_plain_weights_are_refused_by_name(tmp_path: Path) -> None:
-    save_file({"layer.weight": torch.zeros(4, 4)}, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match="holds plain weights; this version loads GPTQ"):
-        open_checkpoint(tmp_path)
-
-
-def test_names_of_models(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path / "some-model", gptq_tensors())
-    assert open_checkpoint(folder).model == "some-model"
-    assert open_checkpoint(folder, model="other").layers[0].name == "other/layer"
-    for name in ("", "a/b", "a\n"):
-        with pytest.raises(CheckpointError, match="expected a name without '/'"):
-            open_checkpoint(folder, model=name)
-    with pytest.raises(CheckpointError, match="is a file; expected the checkpoint's folder"):
-        open_checkpoint(folder / "model.safetensors")
+def test_two_formats_need_no_configuration() -> None:
+    """Their tensors say everything; GPTQ's and AWQ's do not."""
+    for names, expected in (
+        (["a.weight_packed", "a.weight_shape", "a.weight_scale"], "compressed-tensors"),
+        (["a.B", "a.s"], "marlin"),
+        (["a.weight", "a.bias"], "plain"),
+    ):
+        assert detect(Path("x"), None, dict.fromkeys(names)).family == expected

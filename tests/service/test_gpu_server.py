@@ -28,7 +28,13 @@ GAUGES = {"qlinear_gpu_clock_hertz": 1.98e9, "qlinear_gpu_throttled": 0.0}
 
 
 def loaded(gpu: FakeGpu) -> Loaded:
-    return Loaded(registry=LAYERS, kernels=TorchKernels(), gpu=gpu, gauges=lambda: GAUGES)
+    return Loaded(
+        registry=LAYERS,
+        kernels=TorchKernels(),
+        gpu=gpu,
+        gauges=lambda: GAUGES,
+        tuned_bandwidths=(("k8_n8_b4_g128", 16, 3e12),),
+    )
 
 
 def config(**batching: Any) -> Any:
@@ -80,6 +86,8 @@ async def test_a_lost_device_ends_the_server_with_unavailable_and_not_serving(
             assert count == 1, direction
         assert value(samples, "qlinear_gpu_clock_hertz", device="cuda:0") == 1.98e9
         assert value(samples, "qlinear_weight_bytes", device="cuda:0") > 0
+        tuned = {"shape": "k8_n8_b4_g128", "m": "16", "device": "cuda:0"}
+        assert value(samples, "qlinear_tuned_bandwidth_bytes_per_second", **tuned) == 3e12
 
         gpu.lost = True
         calls = [stub.MatMul(message(x), timeout=WAIT_SECONDS) for _ in range(5)]

@@ -271,3 +271,28 @@ def test_a_gpu_that_is_full_at_start_is_one_sentence(
     monkeypatch.setattr(loading, "CudaKernels", full)
     with pytest.raises(Exception, match=r"cuda:0 cannot be used: CUDA error: out of memory$"):
         GpuPlace(KernelConfig(device="cuda:0"), threading.Event())
+
+
+def test_kernels_get_the_tables_of_the_cache_folder(
+    machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    machine(Driver(gpus=(H200,)))
+    given: dict[str, Any] = {}
+
+    def made(library: Path, **more: Any) -> None:
+        given.update(more)
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr(loading, "cuda_library", lambda *w, **m: contextlib.nullcontext(Path("l")))
+    monkeypatch.setattr(loading, "CudaKernels", made)
+    monkeypatch.setattr(loading, "read_tables", lambda cache: [f"of {cache}"])
+    with pytest.raises(Exception, match="enough"):
+        GpuPlace(KernelConfig(device="cuda:0", cache_dir=tmp_path), threading.Event())
+    assert given["tables"] == [f"of {tmp_path}"]
+
+
+def test_what_tables_say_of_loaded_layers_is_handed_on(place: GpuPlace) -> None:
+    layers = some_layers()
+    known = SimpleNamespace(tuned_bandwidths=lambda given: [(x.spec.shape, 8, 1.0) for x in given])
+    place.kernels.known = known  # type: ignore[assignment]
+    assert list(place.tuned_bandwidths(layers)) == [(x.spec.shape, 8, 1.0) for x in layers]

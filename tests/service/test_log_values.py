@@ -65,7 +65,7 @@ def test_a_model_with_blanks_in_its_name_is_quoted(
     path = write_layers(tmp_path / "x.safetensors", layers_of_every_kind()[:1])
     source = loading.models.open_model(path)
     source.name = "my modèle"
-    monkeypatch.setattr(loading.models, "discover", lambda path: [source])
+    monkeypatch.setattr(loading.models, "discover", lambda path, plain: [source])
     with caplog.at_level(logging.INFO):
         loading.load(path, KernelConfig(torch_only=True), threading.Event())
     line = next(r.getMessage() for r in caplog.records if r.getMessage().startswith("loaded "))

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 from measured_layers import (
-    CONTRACT,
     GPU_GAUGES,
+    ROOFLINE,
     Layer,
     Spec,
+    compute,
     curves_of,
+    everything,
+    everything_of,
     metrics_of,
     names,
     samples_of,
@@ -27,44 +30,43 @@ from prometheus_client.parser import text_string_to_metric_families
 from qlinear_service.metric_families import m_label, new_families, quantile
 from qlinear_service.metrics import Metrics
 from qlinear_service.metrics_page import render
-from qlinear_service.roofline import Roofline
 
 UP, DOWN, TWIN = Spec("up", n=16), Spec("down", n=32), Spec("up", n=16, model="other")
-ROOFLINE = Roofline(sizes_bytes=(100, 200), read_seconds=(1e-6, 4e-6), products_per_second=1e9)
 
-
-def compute(metrics: Metrics, layer: str, rows: int, seconds: float = 1e-3) -> None:
-    metrics.waited(layer, [2e-3])
-    metrics.batch_finished(
-        layer,
-        rows=rows,
-        requests=1,
-        x_itemsize=2,
-        y_itemsize=4,
-        transfers=[("gather", 10_000)],
-        kernel_seconds=seconds,
-    )
-
-
-def full_metrics() -> Metrics:
-    """Metrics of one layer that know all that a server may know at its start."""
-    more = {"waiting": {"m/up": 3}, "gauges": GPU_GAUGES, "curves": curves_of(UP)}
-    return metrics_of(UP, roofline=ROOFLINE, **more)  # type: ignore[arg-type]
-
-
-def everything(metrics: Metrics) -> None:
-    """Cause at least one series of every family; `metrics` knows layer m/up."""
-    compute(metrics, "m/up", 3)
-    metrics.slot_filled(1e-6)
-    metrics.replied(1e-5)
-    metrics.call_finished("MatMul", ["m/up"], "OK", 0.01)
-    metrics.call_finished("MatMul", ["up"], "RESOURCE_EXHAUSTED", 0.01, reason="queue_rows")
-    metrics.call_finished("MatMul", ["up"], "DEADLINE_EXCEEDED", 0.01)
-    metrics.call_finished("MatMulStream", ["up"], "CANCELLED", 0.01)
+# Section 7 of the design: name -> type and labels.
+CONTRACT = {
+    "qlinear_requests_total": ("counter", {"method", "layer", "code"}),
+    "qlinear_request_seconds": ("histogram", {"method", "shape"}),
+    "qlinear_queue_seconds": ("histogram", {"shape"}),
+    "qlinear_transfer_seconds": ("histogram", {"direction"}),
+    "qlinear_reply_seconds": ("histogram", set()),
+    "qlinear_kernel_seconds": ("histogram", {"shape", "m", "device"}),
+    "qlinear_kernel_bytes_total": ("counter", {"shape", "m", "device"}),
+    "qlinear_kernel_busy_seconds_total": ("counter", {"shape", "m", "device"}),
+    "qlinear_hbm_bandwidth_bytes_per_second": ("gauge", {"shape", "m", "device"}),
+    "qlinear_hbm_peak_bytes_per_second": ("gauge", {"device"}),
+    "qlinear_roofline_ratio": ("gauge", {"shape", "m", "device"}),
+    "qlinear_tuned_bandwidth_bytes_per_second": ("gauge", {"shape", "m", "device"}),
+    "qlinear_batch_rows": ("histogram", {"shape"}),
+    "qlinear_batch_requests": ("histogram", {"shape"}),
+    "qlinear_queue_rows": ("gauge", {"layer"}),
+    "qlinear_inflight_bytes": ("gauge", set()),
+    "qlinear_rejected_total": ("counter", {"reason"}),
+    "qlinear_expired_total": ("counter", set()),
+    "qlinear_cancelled_total": ("counter", set()),
+    "qlinear_queue_limit_bytes": ("gauge", set()),
+    "qlinear_layers_loaded": ("gauge", set()),
+    "qlinear_weight_bytes": ("gauge", {"device"}),
+    **{name: ("gauge", {"device"}) for name in GPU_GAUGES},
+    "qlinear_load_seconds": ("gauge", set()),
+    "qlinear_ready": ("gauge", set()),
+    "qlinear_build_info": ("gauge", {"version", "device", "kernels"}),
+    "qlinear_sweet_spot_rows": ("gauge", {"shape", "device"}),
+}
 
 
 def test_every_metric_of_the_contract_has_its_type_and_labels() -> None:
-    metrics = full_metrics()
+    metrics = everything_of(UP)
     everything(metrics)
     text = generate_latest(metrics.registry).decode()
     found = {}
@@ -96,7 +98,7 @@ def first_cell(row: str) -> list[str]:
 
 
 def test_openmetrics_parses_too() -> None:
-    metrics = full_metrics()
+    metrics = everything_of(UP)
     everything(metrics)
     text = generate_openmetrics(metrics.registry).decode()
     assert "_created" not in text
@@ -111,6 +113,17 @@ def test_series_appear_at_their_first_use() -> None:
     }
     assert value(samples, "qlinear_weight_bytes", device="cpu") == Layer(UP).packed_bytes
     assert value(samples, "qlinear_build_info", version="1", device="cpu", kernels="torch") == 1
+
+
+def test_tuned_bandwidths_stand_under_the_labels_of_batches() -> None:
+    tuned = [("a", 256, 3.0), ("a", 16, 1.0), ("a", 512, 4.0), ("b", 1, 5.0)]
+    samples = scrape(metrics_of(UP, tuned=tuned))
+    name = "qlinear_tuned_bandwidth_bytes_per_second"
+    found = {(s, m): value(samples, name, shape=s, m=m, device="cpu")
+             for s, m in (("a", "16"), ("a", "512"), ("b", "1"))}  # fmt: skip
+    # 256 and 512 rows have one label: the larger speaks.
+    assert found == {("a", "16"): 1.0, ("a", "512"): 4.0, ("b", "1"): 5.0}
+    assert sum(sample == name for sample, _ in samples) == 3
 
 
 def test_a_call_counts_once_per_layer_and_its_time_once() -> None:
@@ -261,8 +274,7 @@ def test_the_exposition_stays_under_3000_lines() -> None:
 
 
 def test_a_failed_call_of_many_names_is_no_burden() -> None:
-    metrics = metrics_of(UP)
-    metrics.call_finished("MatMul", ["x"] * 1_000_000, "NOT_FOUND", 0.0)
+    (metrics := metrics_of(UP)).call_finished("MatMul", ["x"] * 1_000_000, "NOT_FOUND", 0.0)
     labels = {"method": "MatMul", "layer": "unknown", "code": "NOT_FOUND"}
     assert value(scrape(metrics), "qlinear_requests_total", **labels) == 1024
 
@@ -278,11 +290,9 @@ def test_a_scrape_of_200_layers_takes_less_than_50_ms() -> None:
 
 
 def test_the_page_escapes_names_and_needs_nothing_from_elsewhere() -> None:
-    metrics = busy_metrics()
-    page = render(metrics)
+    page = render(busy_metrics())
     assert len(page.encode()) < 100_000
-    assert "capacity, rows/s" in page
-    assert "100,000" in page  # of the sweet spot, 1 row in 10 µs
+    assert "<td>100,000</td>" in page  # capacity: 1 row in 10 µs
     for foreign in ("http:", "https:", "//", "src=", "url(", "@import"):
         assert foreign not in page, foreign
     evil = render(metrics_of(Spec("<script>alert(1)</script>", n=8)))

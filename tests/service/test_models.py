@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from qlinear_service.errors import CheckpointError
 from qlinear_service.kernels.packing import pack
 from qlinear_service.layers import LogicalLayer
 from qlinear_service.models import CheckpointModel, PackedModel, discover, open_model
-from qlinear_service.packed import write_packed
+from qlinear_service.packed_writer import write_packed
 
 
 def write_packed_model(path: Path, model: str, modules: Sequence[str] = ("layer",)) -> Path:
@@ -146,9 +147,9 @@ def test_a_checkpoint_is_never_unpacked_ahead(monkeypatch: pytest.MonkeyPatch) -
     checkpoint: Checkpoint = model._checkpoint
     load = checkpoint.load
 
-    def noted(module: str) -> LogicalLayer:
+    def noted(module: str, *slab: Any) -> LogicalLayer:
         loaded.append(module)
-        return load(module)
+        return load(module, *slab)
 
     monkeypatch.setattr(checkpoint, "load", noted)
     for count, _ in enumerate(model.load_layers(), start=1):

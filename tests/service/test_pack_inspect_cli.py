@@ -108,27 +108,32 @@ def test_only_regular_files_are_opened(
     assert not (tmp_path / "x").exists()
 
 
-def test_a_terminated_pack_leaves_nothing(tmp_path: Path) -> None:
-    # Packs layer after layer of a checkpoint until it is told to stop.
+def started_pack(target: Path) -> "subprocess.Popen[str]":
+    """A process that has packed one layer and waits for its input to end."""
     program = (
         "import sys\n"
         "from qlinear_service import cli, models\n"
-        "once = models.CheckpointModel.load_layers\n"
-        "def slow(self):\n"
-        "    for layer in once(self):\n"
+        "once = models.CheckpointModel.load_slabs\n"
+        "def slow(self, converter):\n"
+        "    for layer in once(self, converter):\n"
         "        yield layer\n"
         "        print('started', flush=True)\n"
         "        sys.stdin.read()\n"
-        "models.CheckpointModel.load_layers = slow\n"
+        "models.CheckpointModel.load_slabs = slow\n"
         "sys.exit(cli.main(sys.argv[1:]))\n"
     )
-    words = ["pack", str(VECTORS / PHI), "-o", str(tmp_path / "x.safetensors")]
+    words = ["pack", str(VECTORS / PHI), "-o", str(target)]
     process = subprocess.Popen(
         [sys.executable, "-c", program, *words],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None
     assert process.stdout.readline() == "started\n"
+    return process
+
+
+def test_a_terminated_pack_leaves_nothing(tmp_path: Path) -> None:
+    process = started_pack(tmp_path / "x.safetensors")
     assert [path.suffix for path in tmp_path.iterdir()] == [".partial"]
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=30)
@@ -143,8 +148,8 @@ def test_inspect_shows_a_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
     lines = out.splitlines()
     assert lines[0] == f"model {PHI}: GPTQ (gptq), 4 bits, group_size 128"
     row = next(line for line in lines if "0.self_attn.qkv_proj" in line).split()
-    assert row[1:8] == ["256", "128", "4", "128", "yes", "no", "float16"]
-    assert row[9:] == ["gptq", "gptq", "gptqmodel:7.7.0"]
+    assert row[1:9] == ["256", "128", "4", "128", "yes", "no", "float16", "no"]
+    assert row[10:] == ["gptq", "gptq", "gptqmodel:7.7.0"]
     assert any("model.embed_tokens.weight" in line and "embedding" in line for line in lines)
     assert any("lm_head.weight" in line and "not quantized" in line for line in lines)
 
@@ -200,7 +205,39 @@ def test_inspect_shows_a_folder_of_models(
 
 
 def test_inspect_of_another_format_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = call(capsys, "inspect", VECTORS / "marlin-ist-n256-k256-g128")
+    code, out, err = call(capsys, "inspect", VECTORS / "optional-bnb-nf4")
     assert (code, out) == (1, "")
-    assert "holds Marlin; this version loads GPTQ" in err
+    assert "holds bitsandbytes; GPTQ, AWQ (gemm)" in err
     assert err.count("\n") == 1
+    code, out, err = call(capsys, "inspect", VECTORS / "optional-bnb-nf4", "--json")
+    assert code == 1
+    assert "holds bitsandbytes" in json.loads(out)["refused"]["problem"]
+    assert err.count("\n") == 1
+
+
+def test_a_killed_pack_is_restarted_and_leaves_nothing_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "x.safetensors"
+    process = started_pack(target)
+    process.kill()
+    process.communicate(timeout=30)
+    assert [path.name for path in tmp_path.iterdir()] == [".x.safetensors.partial"]
+    assert call(capsys, "pack", VECTORS / PHI, "-o", target)[0] == 0
+    assert list(tmp_path.iterdir()) == [target]
+    assert len(PackedFile(target).specs) == 10
+
+
+def test_two_processes_never_write_one_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "x.safetensors"
+    process = started_pack(target)
+    code, _, err = call(capsys, "pack", VECTORS / PHI, "-o", target)
+    assert code == 1
+    assert "cannot be written: another process is writing" in err
+    assert err.count("\n") == 1
+    process.communicate(timeout=30)  # its input ends: it goes on
+    assert process.returncode == 0
+    assert len(PackedFile(target).specs) == 10
+    assert list(tmp_path.iterdir()) == [target]

@@ -22,7 +22,8 @@ from qlinear_service.errors import CheckpointError
 from qlinear_service.kernels import layout
 from qlinear_service.kernels.packing import pack
 from qlinear_service.layers import LayerSpec, QuantizedLinear
-from qlinear_service.packed import PackedFile, planned_bytes, write_packed
+from qlinear_service.packed import PackedFile
+from qlinear_service.packed_writer import planned_bytes, write_packed
 
 
 @pytest.fixture(scope="module")

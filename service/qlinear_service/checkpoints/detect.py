@@ -35,7 +35,18 @@ _NEVER_LOADED = (
 )  # fmt: skip
 _GPTQ_FORMATS = ("gptq", "gptq_v2")
 _GPTQ_OTHER_FORMATS = ("gptq_p", "bitblas", "qqq", "exllama", "triton")
-_PACKED_SUFFIXES = (".qweight", ".weight_packed", ".B", ".W_q", ".quant_map")
+_AWQ_GEMM = ("gemm", "exllama", "exllamav2", "ipex")
+"""Versions with the gemm layout: the last three choose kernels of other programs."""
+_AWQ_OTHER = ("gemv", "gemv_fast", "llm-awq")
+_COMPRESSED = ("pack-quantized", "mixed-precision")
+_COMPRESSED_PLAIN = ("dense", "fakequant")
+_COMPRESSED_OTHER = (
+    "int-quantized", "naive-quantized", "float-quantized", "marlin-24", "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized", "mxfp8-quantized", "sparse-bitmask", "sparse-24-bitmask",
+)  # fmt: skip
+_PACKED_SUFFIXES = (
+    ".qweight", ".weight_packed", ".B", ".W_q", ".quant_map", "._weight_qdata", ".SCB",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +73,7 @@ class Detected:
     """What a folder holds."""
 
     family: str
-    """Which reader loads it: "gptq", "awq", ..., or "" where none ever will."""
+    """Which reader loads it: "gptq", "awq", ..., "plain", or "" where none does."""
     label: str
     """What the files call the format, e.g. "gptq_v2"; goes into `Source.format`."""
 
@@ -132,6 +143,11 @@ def detect(folder: Path, config: QuantizationConfig | None, tensors: Mapping[str
         CheckpointError: the settings name an unknown method, format or version.
     """
     if config is None:
+        # These two say all that must be known; GPTQ and AWQ do not: v1 or v2, which order.
+        if any(name.endswith(".weight_packed") for name in tensors):
+            return Detected("compressed-tensors", "pack-quantized")
+        if any(name.endswith(".B") and f"{name[:-2]}.s" in tensors for name in tensors):
+            return Detected("marlin", "marlin")
         packed = next((name for name in tensors if name.endswith(_PACKED_SUFFIXES)), None)
         if packed is not None:
             raise CheckpointError(
@@ -152,11 +168,11 @@ def detect(folder: Path, config: QuantizationConfig | None, tensors: Mapping[str
         case "auto-round" | "intel/auto-round":
             return _auto_round(config)
         case "awq":
-            return Detected("awq", f"AWQ, version {str(config.get('version') or 'gemm').lower()}")
+            return _awq(config)
         case "marlin":
-            return Detected("marlin", "Marlin")
+            return Detected("marlin", "marlin")
         case "compressed-tensors":
-            return Detected("compressed-tensors", f"compressed-tensors, {config.get('format')}")
+            return _compressed_tensors(config)
         case known if known in _NEVER_LOADED:
             return Detected("", known)
     raise config.error(
@@ -188,7 +204,7 @@ def _gptq(config: QuantizationConfig) -> Detected:
         raise config.error("format", f"contradicts itself: {labels}; expected one value")
     label = named[0] if named else "gptq"
     if config.get("is_marlin_format") is True or label == "marlin":
-        return Detected("marlin", "Marlin written by a GPTQ tool")
+        return Detected("marlin", "marlin")
     if label in _GPTQ_FORMATS:
         return Detected("gptq", label)
     if label in _GPTQ_OTHER_FORMATS:
@@ -205,8 +221,38 @@ def _auto_round(config: QuantizationConfig) -> Detected:
         case "auto_round:auto_gptq":
             return Detected("gptq", packing)
         case "auto_round:auto_awq":
-            return Detected("awq", "AWQ, written by AutoRound (auto_round:auto_awq)")
+            return Detected("awq", packing)
     raise config.error(
         "packing_format",
-        f"packing_format is {packing!r}, which is not supported; expected auto_round:auto_gptq",
+        f"packing_format is {packing!r}, which is not supported; expected "
+        "auto_round:auto_gptq or auto_round:auto_awq",
+    )
+
+
+def _awq(config: QuantizationConfig) -> Detected:
+    keys = ("version", "format", "checkpoint_format")
+    versions = {key: config.get(key) for key in keys if config.get(key) is not None}
+    named = {str(version).lower() for version in versions.values()} or {"gemm"}
+    if len(named) > 1:
+        raise config.error("version", f"contradicts itself: {versions}; expected one value")
+    version = named.pop()
+    if version in _AWQ_GEMM:
+        return Detected("awq", "awq_gemm")
+    if version == "marlin":
+        return Detected("marlin", "awq_marlin")
+    if version in _AWQ_OTHER:
+        return Detected("", f"AWQ, version {version}")
+    raise config.error("version", f"version is {version!r}, which is unknown; expected gemm")
+
+
+def _compressed_tensors(config: QuantizationConfig) -> Detected:
+    label = config.get("format")
+    if label in _COMPRESSED:
+        return Detected("compressed-tensors", str(label))
+    if label in _COMPRESSED_PLAIN:
+        return Detected("plain", f"plain weights (compressed-tensors, {label})")
+    if label in _COMPRESSED_OTHER:
+        return Detected("", f"compressed-tensors, {label}")
+    raise config.error(
+        "format", f"format is {label!r}, which is unknown; expected {_COMPRESSED[0]}"
     )

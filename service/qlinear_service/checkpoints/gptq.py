@@ -1,168 +1,214 @@
-"""GPTQ safetensors: 4 bits, symmetric, sequential groups.
+"""GPTQ safetensors, v1 and v2: AutoGPTQ, GPTQModel, AutoRound.
 
-M.qweight  int32 [k / 8, n]      codes along k, lowest bits first
-M.qzeros   int32 [groups, n / 8] zero points along n: minus one in v1, as they are in v2
+M.qweight  int32 [k * bits / 32, n]       codes along k, lowest bits first
+M.qzeros   int32 [groups, n * bits / 32]  zero points along n: minus one in v1, as they are in v2
 M.scales   float [groups, n]
-M.g_idx    int32 [k], optional   group of each input feature; must be sequential here
+M.g_idx    int32 [k], optional            group of each input feature; absent: sequential
 M.bias     float [n], optional
 """
 
 import logging
+from collections.abc import Iterator, Mapping
 
 import torch
 
-from qlinear_service.checkpoints.checkpoint import Checkpoint, Skipped
-from qlinear_service.checkpoints.detect import QuantizationConfig
-from qlinear_service.checkpoints.gptq_modules import (
-    GptqModule,
-    group_by_module,
-    measured_module,
-    skipped_tensors,
-)
-from qlinear_service.checkpoints.gptq_settings import read_settings
-from qlinear_service.checkpoints.safetensors_file import FLOAT_CODES
+from qlinear_service.checkpoints.affine import AffineModule, expect_form
+from qlinear_service.checkpoints.checkpoint import Module
+from qlinear_service.checkpoints.grouping import Grouping, by_index, sequential
+from qlinear_service.checkpoints.opened import Opened
+from qlinear_service.checkpoints.safetensors_file import FLOAT_CODES, TensorInfo
+from qlinear_service.checkpoints.settings import Setting, Settings, read_settings
 from qlinear_service.checkpoints.tensor_files import TensorFiles
-from qlinear_service.checkpoints.words import unpack_words
+from qlinear_service.checkpoints.words import unpack_columns, unpack_rows
+from qlinear_service.checkpoints.zero_points import ZeroPoints
 from qlinear_service.errors import CheckpointError
-from qlinear_service.layers import LayerSpec, LogicalLayer
-from qlinear_service.log_values import quoted
+from qlinear_service.layers import LayerSpec
 
-__all__ = ["GptqCheckpoint"]
+__all__ = ["GptqModule", "describe", "read"]
 
 logger = logging.getLogger(__name__)
 
 
-class GptqCheckpoint(Checkpoint):
-    """An open GPTQ checkpoint folder.
+def describe(opened: Opened) -> str:
+    """Return what was recognised, for people."""
+    return f"GPTQ ({opened.found.label}), {_settings(opened)}"
 
-    Opening checks every dtype and shape against k, n and group_size and reads `g_idx`, which alone
-    tells whether groups are sequential. `load` checks the values of one layer and unpacks it.
+
+def read(opened: Opened) -> Iterator[Module]:
+    """Yield the quantized modules, every dtype and shape compared with the settings.
+
+    Raises:
+        CheckpointError: the configuration or a module cannot be used.
     """
+    settings = _settings(opened)
+    for name, tensors in opened.modules.items():
+        if "qweight" in tensors:
+            yield _module(opened, name, tensors, settings)
+
+
+def _settings(opened: Opened) -> Settings:
+    config = opened.config
+    assert config is not None, "without a configuration nothing is taken for GPTQ"
+    symmetric = config.get("sym")
+    if symmetric is not None and not isinstance(symmetric, bool):
+        raise config.error("sym", f"sym is {symmetric!r}; expected true or false")
+    return read_settings(config, label=opened.found.label, method="gptq", symmetric=symmetric)
+
+
+def _module(
+    opened: Opened, name: str, tensors: Mapping[str, TensorInfo], settings: Settings
+) -> Module:
+    found = _fitting(name, tensors, settings)
+    setting, qweight = found[0], tensors["qweight"]
+    k, n = qweight.shape[0] * 32 // setting.bits, qweight.shape[1]
+    claims = {choice.symmetric for choice in found}
+    minus_one = opened.found.label != "gptq_v2"
+    word_wise = "gptqmodel" in settings.quantizer.lower()
+    zero_points = ZeroPoints(setting.bits, minus_one=minus_one, word_wise=word_wise)
+    used = {s: tensors[s] for s in ("qweight", "qzeros", "scales", "g_idx", "bias") if s in tensors}
+    grouping = _grouping(opened.files, name, tensors, k, found, groups=used["scales"].shape[0])
+    symmetric = claims.pop() if len(claims) == 1 else None
+    if symmetric is None:
+        stored = unpack_columns(opened.files.load(f"{name}.qzeros"), bits=setting.bits)[:, :n]
+        symmetric = zero_points.all_middle(stored)
+    spec = LayerSpec(
+        model=opened.model,
+        module=name,
+        n=n,
+        k=k,
+        bits=setting.bits,
+        group_size=grouping.size,
+        symmetric=symmetric,
+        has_bias="bias" in used,
+        has_k_permutation=grouping.order is not None,
+        scale_dtype=FLOAT_CODES[used["scales"].dtype],
+        source=settings.source,
+    )
+    return GptqModule(opened.files, used, spec, zero_points, setting.group_size)
+
+
+def _fitting(name: str, tensors: Mapping[str, TensorInfo], settings: Settings) -> list[Setting]:
+    """Return the settings that a module's shapes agree with, at least one."""
+    found: list[Setting] = []
+    first: CheckpointError | None = None
+    for setting in settings.choices:
+        try:
+            _check(name, tensors, setting)
+        except CheckpointError as error:
+            first = first or error
+        else:
+            found.append(setting)
+    if found:
+        return found
+    assert first is not None
+    if len(settings.choices) == 1:
+        raise first
+    raise CheckpointError(
+        tensors["qweight"].path,
+        f"fits none of the settings of the configuration ({settings}); by the first of them, "
+        f"{first.tensor} {first.problem}",
+        tensor=name,
+    )
+
+
+def _check(name: str, tensors: Mapping[str, TensorInfo], setting: Setting) -> None:
+    """Compare every dtype and shape of a module with a setting."""
+    qweight = expect_form(
+        name, tensors, "qweight", dtypes=("I32",), meaning=f"[k * {setting.bits} / 32, n]"
+    )
+    if setting.bits not in (4, 8) or setting.group_size < -1 or setting.group_size == 0:
+        raise CheckpointError(qweight.path, f"is said to have {setting}", tensor=name)
+    per_word = 32 // setting.bits
+    k, n = qweight.shape[0] * per_word, qweight.shape[1]
+    one = setting.group_size == -1 or setting.group_size >= k
+    groups = 1 if one else -(-k // setting.group_size)
+    because = (
+        f"{name}.qweight {list(qweight.shape)} with {setting.bits} bits means k = {k} and n = {n}, "
+        f"and group_size is {setting.group_size}"
+    )
+    forms = {
+        "g_idx": (("I32",), (k,), "[k]"),
+        "scales": (tuple(FLOAT_CODES), (groups, n), "[groups, n]"),
+        "qzeros": (("I32",), (groups, -(-n // per_word)), f"[groups, n / {per_word}]"),
+        "bias": (tuple(FLOAT_CODES), (n,), "[n]"),
+    }
+    for suffix, (dtypes, shape, meaning) in forms.items():
+        if suffix in tensors or suffix in ("scales", "qzeros"):
+            expect_form(
+                name, tensors, suffix, dtypes=dtypes, shape=shape, meaning=meaning, because=because
+            )
+
+
+def _grouping(
+    files: TensorFiles,
+    name: str,
+    tensors: Mapping[str, TensorInfo],
+    k: int,
+    found: list[Setting],
+    *,
+    groups: int,
+) -> Grouping:
+    setting, path = found[0], tensors["qweight"].path
+    try:
+        if "g_idx" not in tensors:
+            arranged = {_first_groups(k, choice.group_size) for choice in found}
+            if len(arranged) > 1:
+                raise ValueError(f"fits several group sizes ({'; '.join(map(str, found))})")
+            return sequential(k, setting.group_size)
+        index = files.load(f"{name}.g_idx")
+        outside = ((index < 0) | (index >= groups)).nonzero()
+        if len(outside):
+            place = int(outside[0])
+            path, name = tensors["g_idx"].path, f"{name}.g_idx"
+            raise ValueError(
+                f"g_idx[{place}] = {int(index[place])}; expected a group in 0 .. {groups - 1}"
+            )
+        return by_index(index, setting.group_size, groups)
+    except ValueError as error:
+        raise CheckpointError(path, str(error), tensor=name) from None
+
+
+def _first_groups(k: int, group_size: int) -> int:
+    """Return what tells sequential arrangements of the same number of groups apart."""
+    return k if group_size == -1 else min(group_size, k)
+
+
+class GptqModule(AffineModule):
+    """One GPTQ module; see the head of this file."""
 
     def __init__(
-        self, files: TensorFiles, config: QuantizationConfig, *, label: str, model: str
+        self,
+        files: TensorFiles,
+        tensors: Mapping[str, TensorInfo],
+        spec: LayerSpec,
+        zero_points: ZeroPoints,
+        group_size: int,
     ) -> None:
-        self.path = files.folder
-        self.model = model
-        self._files = files
-        self._settings = read_settings(config, label=label)
-        self.format = f"GPTQ ({label}), 4 bits, group_size {self._settings.group_size}"
-        by_module = group_by_module(files.tensors)
-        self._modules = {
-            name: measured_module(name, tensors, self._settings)
-            for name, tensors in by_module.items()
-            if "qweight" in tensors
-        }
-        if not self._modules:
-            raise CheckpointError(self.path, "no tensor is called *.qweight; expected GPTQ modules")
-        self.skipped = (
-            *skipped_tensors(by_module),
-            *(Skipped(name, "the index does not place it there") for name in files.unindexed),
-        )
-        for module in self._modules.values():
-            if "g_idx" in module.tensors:
-                self._check_sequential(module)
-            if self._settings.symmetric is None:
-                self._check_zeros(module)
-        self.layers = tuple(self._spec(module) for module in self._modules.values())
+        super().__init__(files, tensors, spec)
+        self._zero_points, self._group_size = zero_points, group_size
 
-    def stored_bytes(self, module: str) -> int:
-        """Return the bytes that the layer's tensors take in the checkpoint."""
-        return sum(info.nbytes for info in self._modules[module].tensors.values())
+    def codes(self, begin: int, end: int, device: torch.device) -> torch.Tensor:
+        """See `AffineModule.codes`."""
+        words = self.tensor("qweight")[:, begin:end].to(device)
+        return unpack_rows(words, bits=self.spec.bits)
 
-    def load(self, module: str) -> LogicalLayer:
-        """Read, check and unpack the layer called `module`.
+    def scales(self, begin: int, end: int, device: torch.device) -> torch.Tensor:
+        """See `AffineModule.scales`."""
+        return self.tensor("scales")[:, begin:end].to(device)
 
-        Raises:
-            CheckpointError: a scale or bias is not finite, or the zero points are not symmetric.
-        """
-        found = self._modules[module]
-        self._check_zeros(found)
-        scales = self._finite(found, "scales")
-        words = self._files.load(f"{module}.qweight")
-        codes = unpack_words(words, bits=self._settings.bits).view(found.k, found.n)
-        return LogicalLayer(
-            spec=self._spec(found),
-            codes=codes,
-            scales=scales,
-            bias=self._finite(found, "bias") if "bias" in found.tensors else None,
-        )
+    def zeros(self, begin: int, end: int, device: torch.device) -> torch.Tensor | None:
+        """See `AffineModule.zeros`."""
+        if self.spec.symmetric:
+            if begin == 0:  # once for the whole layer
+                self._zero_points.check_symmetric(self)
+            return None
+        per_word = 32 // self.spec.bits
+        words = self.tensor("qzeros")[:, begin // per_word : -(-end // per_word)]
+        return self._zero_points.decoded(self, words, begin, end).to(device)
 
-    def _spec(self, module: GptqModule) -> LayerSpec:
-        return LayerSpec(
-            model=self.model,
-            module=module.name,
-            n=module.n,
-            k=module.k,
-            bits=self._settings.bits,
-            group_size=module.group_size,
-            symmetric=True,
-            has_bias="bias" in module.tensors,
-            scale_dtype=FLOAT_CODES[module.tensors["scales"].dtype],
-            source=self._settings.source,
-        )
-
-    def _check_sequential(self, module: GptqModule) -> None:
-        name = f"{module.name}.g_idx"
-        groups_of_k = self._files.load(name)
-        outside = ((groups_of_k < 0) | (groups_of_k >= module.groups)).nonzero()
-        expected = torch.arange(module.k, dtype=torch.int32)
-        expected //= module.k if module.group_size == -1 else module.group_size
-        different = (groups_of_k != expected).nonzero()
-        if len(outside):
-            k = int(outside[0])
-            problem = (
-                f"g_idx[{k}] = {int(groups_of_k[k])}; expected a group in 0 .. {module.groups - 1}"
-            )
-        elif len(different):
-            k = int(different[0])
-            problem = (
-                f"g_idx[{k}] = {int(groups_of_k[k])} where sequential groups have "
-                f"{int(expected[k])}: act-order, which this version does not load; quantize with "
-                "desc_act=false"
-            )
-        else:
-            return
-        raise CheckpointError(module.tensors["g_idx"].path, problem, tensor=name)
-
-    def _check_zeros(self, module: GptqModule) -> None:
-        """Check that every zero point is 8, whichever of the two ways it is stored in."""
-        name, path = f"{module.name}.qzeros", module.tensors["qzeros"].path
-        words = unpack_words(self._files.load(name), bits=self._settings.bits)
-        stored = words.transpose(1, 2).flatten(1)[:, : module.n]
-        labelled, other = (7, 8) if self._settings.zeros_minus_one else (8, 7)
-        if bool((stored == labelled).all()):
-            return
-        if bool((stored == other).all()):
-            # Published models carry the wrong label. With symmetric codes the content is
-            # unambiguous, and believing the label would shift every weight by one scale.
-            logger.warning(
-                "zero_points_mislabelled module=%s file=%s stored=%d label=%s label_means=%d "
-                "loaded_as=8",
-                quoted(module.name), quoted(path), other, quoted(self._settings.source.format),
-                labelled,
-            )  # fmt: skip
-            return
-        group, column = (int(i) for i in (stored != labelled).nonzero()[0])
-        raise CheckpointError(
-            path,
-            f"the stored zero point of group {group}, column {column} is "
-            f"{int(stored[group, column])}; symmetric codes have {labelled} everywhere, and this "
-            "version loads symmetric only",
-            tensor=name,
-        )
-
-    def _finite(self, module: GptqModule, suffix: str) -> torch.Tensor:
-        name = f"{module.name}.{suffix}"
-        values = self._files.load(name)
-        bad = (~torch.isfinite(values)).nonzero()
-        if len(bad):
-            place = tuple(int(i) for i in bad[0])
-            labels = ("group", "column")[-values.dim() :]
-            where = ", ".join(f"{label} {i}" for label, i in zip(labels, place, strict=True))
-            raise CheckpointError(
-                module.tensors[suffix].path,
-                f"{where} is {float(values[place])}; expected finite numbers: quantize again",
-                tensor=name,
-            )
-        return values
+    def grouping(self) -> Grouping:
+        """See `AffineModule.grouping`."""
+        if "g_idx" in self.tensors:
+            groups = self.tensors["scales"].shape[0]
+            return by_index(self.tensor("g_idx"), self._group_size, groups)
+        return sequential(self.spec.k, self._group_size)

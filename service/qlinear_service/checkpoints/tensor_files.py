@@ -32,6 +32,7 @@ class TensorFiles:
         self.unindexed: list[str] = []
         """Tensors that lie in a shard but are not, or are elsewhere, in the index."""
         self._files: dict[Path, SafetensorsFile] = {}
+        self._kept: dict[str, str] = {}
         try:
             index = _find_index(folder)
             if index is None:
@@ -40,10 +41,28 @@ class TensorFiles:
                 self._open_indexed(index)
         except OSError as error:
             raise CheckpointError(folder, f"cannot be read: {error.strerror}") from None
+        self._add_shared()
 
     def load(self, name: str) -> torch.Tensor:
         """Return the tensor `name` of `tensors`, a view of its mapped file."""
-        return self._files[self.tensors[name].path].load(name)
+        return self._files[self.tensors[name].path].load(self._kept.get(name, name))
+
+    def _add_shared(self) -> None:
+        """Add names whose tensor was saved under another name only.
+
+        Libraries write one of the names of a shared tensor, such as tied embeddings, and note the
+        others in the file's metadata: name -> the name that was kept.
+        """
+        for path, file in self._files.items():
+            for name, kept in file.metadata.items():
+                info = self.tensors.get(kept)
+                if info is not None and info.path == path and name not in self.tensors:
+                    if not name.isprintable():
+                        raise CheckpointError(
+                            path, f"tensor name {name!r} holds control characters"
+                        )
+                    self.tensors[name] = info
+                    self._kept[name] = kept
 
     def _open_all(self) -> None:
         # Hidden files are left-overs of other programs, such as "._model.safetensors" of macOS.

@@ -20,6 +20,8 @@ BENCHMARKS = {
     "overload": ("overload.py", "three times what the engine can do: goodput, refusals"),
     "schedule": ("schedule.py", "the scheduler, against FIFO and a fixed window, simulated"),
     "slab": ("slab_fed.py", "the batcher fed from the slab, without gRPC, at 0.2 to 2 x capacity"),
+    "checkpoint": ("checkpoint.py", "packing a checkpoint and loading it, against copy and cat"),
+    "tune": ("kernel_tune.py", "the fastest plan of each shape on this GPU, kept in a table"),
     "soak": ("soak.py", "the server's memory over many calls"),
 }
 FOLDER = Path(__file__).parents[3] / "benchmarks"
@@ -30,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what to run, and the flags that are handed on to it."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = "\n".join(
-        f"  {name:<8}  {text}" for name, (_, text) in sorted(BENCHMARKS.items())
+        f"  {name:<10}  {text}" for name, (_, text) in sorted(BENCHMARKS.items())
     )
     parser.add_argument("what", choices=sorted(BENCHMARKS), metavar="WHAT", help="see below")
     parser.add_argument(

@@ -12,6 +12,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from qlinear_service.checkpoints import PlainOptions
+from qlinear_service.config import AUTO, UNQUANTIZED
+from qlinear_service.errors import CheckpointError
 from qlinear_service.layers import LayerSpec
 from qlinear_service.models import ModelSource, discover
 
@@ -29,14 +32,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify", action="store_true", help="read every tensor and check checksums and values"
     )
+    parser.add_argument(
+        "--unquantized",
+        choices=UNQUANTIZED,
+        default=AUTO,
+        help="show what `serve` and `pack` would make of a checkpoint with that option [auto]",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print what is there, and return the exit code."""
-    models = discover(args.path)
-    if args.verify:
-        for model in models:
-            model.verify()
+    try:
+        models = discover(args.path, plain=PlainOptions(treatment=args.unquantized))
+        if args.verify:
+            for model in models:
+                model.verify()
+    except CheckpointError as error:
+        if args.json:  # for programs, besides the sentence on stderr
+            refused = {"path": error.path, "tensor": error.tensor, "problem": error.problem}
+            print(json.dumps({"path": str(args.path), "models": [], "refused": refused}, indent=2))
+        raise
     if args.json:
         described = [_described(model, verified=args.verify) for model in models]
         print(json.dumps({"path": str(args.path), "models": described}, indent=2))
@@ -102,7 +117,7 @@ def _layer_table(model: ModelSource) -> Table:
     table.add_column("module", overflow="fold")
     for heading in ("n", "k", "bits", "group"):
         table.add_column(heading, justify="right")
-    for heading in ("symmetric", "bias", "scales"):
+    for heading in ("symmetric", "bias", "scales", "act-order"):
         table.add_column(heading)
     table.add_column("bytes", justify="right")
     table.add_column("source")
@@ -113,11 +128,22 @@ def _layer_table(model: ModelSource) -> Table:
             str(spec.n),
             str(spec.k),
             str(spec.bits),
-            "column" if spec.group_size == -1 else str(spec.group_size),
-            "yes" if spec.symmetric else "no",
-            "yes" if spec.has_bias else "no",
+            _group(spec),
+            _yes(spec.symmetric) if spec.quantized else "-",
+            _yes(spec.has_bias),
             spec.scale_dtype.text,
+            _yes(spec.has_k_permutation),
             f"{model.stored_bytes(spec.module):,}",
             " ".join(filter(None, (source.method, source.format, source.tool))),
         )
     return table
+
+
+def _group(spec: LayerSpec) -> str:
+    if not spec.quantized:
+        return "-"
+    return "column" if spec.group_size == -1 else str(spec.group_size)
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"

@@ -19,6 +19,7 @@ from qlinear_service.gpu.selftest import run_gpu_self_test
 from qlinear_service.gpu.streams import CudaStreams
 from qlinear_service.kernels.cuda import CudaKernels
 from qlinear_service.kernels.cuda_library import cuda_library
+from qlinear_service.kernels.tuned_plans import read_tables
 from qlinear_service.layers import LayerSpec, QuantizedLinear
 from qlinear_service.roofline import Roofline
 
@@ -53,7 +54,10 @@ class GpuPlace:
         with cuda_library(config.cache_dir, (architecture,), stop=stop) as library:
             try:
                 self.kernels = CudaKernels(
-                    library, device=ordinal, batch_invariant=config.batch_invariant
+                    library,
+                    device=ordinal,
+                    batch_invariant=config.batch_invariant,
+                    tables=read_tables(config.cache_dir),
                 )
                 self.device: CudaStreams | None = CudaStreams(self.kernels)
                 self._roofline = probe.measure(self.kernels)
@@ -113,7 +117,9 @@ class GpuPlace:
             OutOfDeviceMemory: there was no room for the test.
         """
         try:
-            kinds = run_gpu_self_test(self.kernels, layers)
+            # What is not quantized goes through torch, which is what the test compares with.
+            coded = (layer for layer in layers if layer.spec.quantized)
+            kinds = run_gpu_self_test(self.kernels, coded)
             torch.cuda.empty_cache()
         except torch.OutOfMemoryError as error:
             raise OutOfDeviceMemory(
@@ -125,6 +131,12 @@ class GpuPlace:
         """Return what was measured before layers were loaded."""
         return self._roofline
 
+    def tuned_bandwidths(
+        self, layers: Iterable[QuantizedLinear]
+    ) -> Iterable[tuple[str, int, float]]:
+        """Return shape, rows and bytes per second for what tables say was measured of layers."""
+        return self.kernels.known.tuned_bandwidths(layers)
+
     def _memory(self) -> tuple[int, int]:
         """Return the free and all bytes of the GPU; what torch keeps unused counts as free."""
         device = self.kernels.device
@@ -135,6 +147,8 @@ class GpuPlace:
 
 def device_bytes(spec: LayerSpec) -> int:
     """Return what a layer takes at most, from its shape alone."""
+    if not spec.quantized:
+        return spec.n_padded * (spec.k * spec.scale_dtype.itemsize + 4)
     columns = spec.groups * spec.n_padded
     weights = spec.n_padded * spec.k_padded * spec.bits // 8
     scales = columns * (spec.scale_dtype.itemsize + (0 if spec.symmetric else 1))

@@ -13,6 +13,7 @@ import torch
 from qlinear_service.dtypes import DType
 from qlinear_service.errors import EngineLost
 from qlinear_service.gpu.probe import pair_seconds
+from qlinear_service.kernels import unquantized
 from qlinear_service.kernels.cuda import CudaKernels, DeviceLost
 from qlinear_service.layers import QuantizedLinear
 
@@ -129,6 +130,12 @@ class CudaStreams:
     ) -> None:
         """Launch the product; its events are recorded by the same call of the library."""
         self._compute.wait_event(marks.in_stop)
+        if not layer.spec.quantized:
+            with torch.cuda.stream(self._compute):
+                marks.kernel[0].record(self._compute)
+                unquantized.fill(layer, x, y)
+                marks.kernel[1].record(self._compute)
+            return
         self.kernels.linear(layer, x, dtype, out=y, stream=self._compute, events=marks.kernel)
 
     def copy_out(self, device: torch.Tensor, host: torch.Tensor, marks: Marks) -> None:

@@ -15,11 +15,11 @@ import torch
 
 from qlinear_service.dtypes import DType
 from qlinear_service.errors import BuildError
-from qlinear_service.kernels import build, layout, reference
+from qlinear_service.kernels import build, layout, reference, unquantized
 from qlinear_service.kernels.abi import CpuBody, GatherParams, LinearParams
 from qlinear_service.kernels.layer_params import layer_params
 from qlinear_service.kernels.torch_types import from_torch, to_torch
-from qlinear_service.layers import QuantizedLinear
+from qlinear_service.layers import UNQUANTIZED_BITS, QuantizedLinear
 
 __all__ = ["CpuBody", "CpuKernels", "Kernels", "TorchKernels", "load_kernels"]
 
@@ -110,6 +110,8 @@ class CpuKernels:
 
     def path_rows(self, bits: int) -> tuple[int, ...]:
         """Return row counts that together take every path of `linear` for codes of `bits`."""
+        if bits == UNQUANTIZED_BITS:
+            return (SAMPLE_ROWS,)
         rows, slab_rows = (SAMPLE_ROWS, TWO_CHUNKS_ROWS), self._slab_rows.get(self._body_for(bits))
         if slab_rows is None:
             return rows
@@ -121,6 +123,8 @@ class CpuKernels:
         spec = layer.spec
         if x.stride(-1) != 1 and x.numel() > 0:
             raise ValueError(f"rows of x must be contiguous; strides are {x.stride()}")
+        if not spec.quantized:
+            return unquantized.linear(layer, x, output_dtype)
         x = _separate_rows(x)
         if layer.k_permutation is not None:
             x = self.gather(x, layer.k_permutation)
@@ -190,6 +194,24 @@ class CpuKernels:
         status = self._library.ql_cpu_gather(ctypes.byref(params))
         self._check(status, f"gather m={x.shape[0]} k={x.shape[1]}")
         return out
+
+    def pack_codes(self, codes: torch.Tensor, bits: int) -> torch.Tensor:
+        """Do what `packing.pack_codes` does, for codes [k_padded, n_padded] on the host."""
+        k, n = codes.shape
+        codes = codes.contiguous()
+        tiles = (n // layout.TILE_N, k // layout.TILE_K, layout.tile_bytes(bits))
+        packed = torch.empty(tiles, dtype=torch.uint8)
+        status = self._library.ql_cpu_pack_codes(
+            ctypes.c_void_p(codes.data_ptr()),
+            ctypes.c_int64(n),
+            ctypes.c_int64(k),
+            ctypes.c_int64(n),
+            bits,
+            ctypes.c_void_p(packed.data_ptr()),
+            self._threads,
+        )
+        self._check(status, f"pack k={k} n={n} bits={bits}")
+        return packed
 
     def read(self, buffer: torch.Tensor, *, passes: int, threads: int) -> None:
         """Read `buffer`, contiguous int64, `passes` times as fast as the device can."""

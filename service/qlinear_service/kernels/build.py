@@ -70,9 +70,12 @@ AVX512_FLAGS = (
 CPU_SOURCES: dict[str, tuple[str, ...]] = {
     "cpu/linear.cpp": (),
     "cpu/gather.cpp": (),
+    "cpu/pack_codes.cpp": (),
     "cpu/read_probe.cpp": (),
     "status.cpp": (),
     "cpu/dequantize.cpp": (),
+    "cuda/plan.cpp": (),  # the planner of the GPU kernels: `qlinear plan` needs no GPU
+    "cuda/plan_entries.cpp": (),
     "cpu/body_plain.cpp": (),
     "cpu/body_avx2.cpp": AVX2_FLAGS,
     "cpu/body_avx512.cpp": AVX512_FLAGS,
@@ -150,7 +153,8 @@ def _content_hash(tools: _Toolchain) -> str:
     digest = hashlib.sha256()
     digest.update(f"{tools.version}\0{CPU_FLAGS}\0{_cpu_sources()}".encode())
     # Every file that a source could include, not a list that somebody forgets to extend.
-    for source in sorted([*SOURCE_ROOT.glob("*.[hc]*"), *SOURCE_ROOT.glob("cpu/*")]):
+    planner = [*SOURCE_ROOT.glob("cuda/*.h"), *SOURCE_ROOT.glob("cuda/plan*.cpp")]
+    for source in sorted([*SOURCE_ROOT.glob("*.[hc]*"), *SOURCE_ROOT.glob("cpu/*"), *planner]):
         digest.update(f"\0{source.name}\0".encode())
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]

@@ -5,18 +5,21 @@ slower path. Streams, workspaces and errors: cuda_runtime.py; read rates: cuda_r
 """
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
-from weakref import WeakKeyDictionary
 
 import torch
 
 from qlinear_service.dtypes import DType
 from qlinear_service.kernels.abi import GatherParams, LinearParams
-from qlinear_service.kernels.cuda_abi import CudaFlag, CudaPlan
+from qlinear_service.kernels.cuda_abi import CudaFlag, CudaPlan, Status
 from qlinear_service.kernels.cuda_reads import Reads
 from qlinear_service.kernels.cuda_runtime import CudaRuntime, DeviceLost, Events, named
-from qlinear_service.kernels.layer_params import layer_params
+from qlinear_service.kernels.known_layers import KnownLayers
+from qlinear_service.kernels.planner import Planner
 from qlinear_service.kernels.torch_types import from_torch, to_torch
+from qlinear_service.kernels.tuned_plans import TunedPlans
+from qlinear_service.kernels.tuned_table import Table
 from qlinear_service.layers import QuantizedLinear
 
 __all__ = ["CudaKernels", "DeviceLost", "Events"]
@@ -37,6 +40,7 @@ class CudaKernels:
         batch_invariant: a row's result depends on neither m nor the other rows; costs time.
         dependent: weights are fetched before the kernel in front has ended (sm_90 and later).
         spare_workspaces: how many streams may begin with a graph capture.
+        tables: measured plans, those that win first; not used where `batch_invariant`.
 
     Raises:
         BuildError: the file is no fitting library, or it cannot serve that GPU.
@@ -53,6 +57,7 @@ class CudaKernels:
         batch_invariant: bool = False,
         dependent: bool = False,
         spare_workspaces: int = 2,
+        tables: Sequence[Table] = (),
     ) -> None:
         flags = CudaFlag.BATCH_INVARIANT if batch_invariant else CudaFlag.NONE
         flags |= CudaFlag.DEPENDENT if dependent else CudaFlag.NONE
@@ -68,7 +73,9 @@ class CudaKernels:
             + ", batch-invariant"
             * batch_invariant
         )
-        self._known: WeakKeyDictionary[QuantizedLinear, LinearParams] = WeakKeyDictionary()
+        self._tuned = TunedPlans(tables, Planner(self.library), self.info, flags)
+        self.known = KnownLayers(self._tuned)
+        """What is worked out once for each layer."""
         self._reads = Reads(self.runtime)
 
     def to_device(self, layer: QuantizedLinear) -> QuantizedLinear:
@@ -107,6 +114,10 @@ class CudaKernels:
     ) -> CudaPlan:
         params.m, params.x_dtype, params.y_dtype = rows, x_dtype, output_dtype
         params.x_row_stride, params.y_row_stride = params.k, params.n
+        plans = self._tuned.of(params)
+        tuned = None if plans is None else plans.plan(params)
+        if tuned is not None:
+            return CudaPlan.from_buffer_copy(tuned)
         plan = CudaPlan()
         status = self.library.ql_cuda_plan_linear(params, self.info, self.runtime.flags, plan)
         operation = f"plan m={rows} n={params.n} k={params.k} bits={params.bits}"
@@ -139,8 +150,8 @@ class CudaKernels:
             RuntimeError: the launch failed, or there is no memory for y; the next call may succeed.
             DeviceLost: nothing will succeed any more.
         """
-        spec = layer.spec
-        params = LinearParams.from_buffer_copy(self._params_of(layer))
+        spec, known = layer.spec, self.known.of(layer, self.device)
+        params = LinearParams.from_buffer_copy(known.params)
         x = self._checked_x(x, spec.k)
         params.x_dtype, params.y_dtype = from_torch(x.dtype), output_dtype
         m = x.shape[0]
@@ -152,12 +163,17 @@ class CudaKernels:
                 y = self._checked_out(out, (m, spec.n), to_torch(output_dtype))
             if m == 0:
                 return y
-            launch = self.runtime.launch(used, operation, events)
+            params.m = m
+            plan = None if known.plans is None else known.plans.plan(params)
+            launch = self.runtime.launch(used, operation, events, plan)
             if layer.k_permutation is not None:
                 x = self._gather(x, layer.k_permutation, used)
-        params.x, params.y, params.m = x.data_ptr(), y.data_ptr(), m
+        params.x, params.y = x.data_ptr(), y.data_ptr()
         params.x_row_stride, params.y_row_stride = _row_stride(x), _row_stride(y)
         status = self.library.ql_cuda_linear(params, launch)
+        if status == Status.BAD_PLAN and plan is not None:  # rows of this x cannot be copied so
+            launch.plan = None
+            status = self.library.ql_cuda_linear(params, launch)
         self.runtime.check(status, operation, used)
         return y
 
@@ -263,15 +279,7 @@ class CudaKernels:
 
     def _params_of(self, layer: QuantizedLinear) -> LinearParams:
         """Return what the library must know of `layer`, made once for each."""
-        params = self._known.get(layer)
-        if params is None:
-            if layer.qweight.device != self.device:
-                raise ValueError(
-                    f"layer {layer.spec.name!r} is on {layer.qweight.device}; move it with "
-                    f"to_device, expected {self.device}"
-                )
-            params = self._known[layer] = layer_params(layer)
-        return params
+        return self.known.of(layer, self.device).params
 
 
 def _row_stride(rows: torch.Tensor) -> int:

@@ -12,6 +12,7 @@ from qlinear_service.kernels.abi import GatherParams, LinearParams
 
 __all__ = [
     "FUNCTIONS",
+    "PLANNER_FUNCTIONS",
     "WORKSPACE_ALIGN_BYTES",
     "CudaDevice",
     "CudaFlag",
@@ -91,14 +92,33 @@ class CudaLaunch(ctypes.Structure):
 
 _LINEAR = ctypes.POINTER(LinearParams)
 _LAUNCH = ctypes.POINTER(CudaLaunch)
+_DEVICE = ctypes.POINTER(CudaDevice)
+_PLAN = ctypes.POINTER(CudaPlan)
+_TIMES = ctypes.POINTER(ctypes.c_double)
+_COUNT = ctypes.POINTER(ctypes.c_int64)
 
-FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
+Functions = dict[str, tuple[type | None, tuple[type, ...]]]
+
+PLANNER_FUNCTIONS: Functions = {
+    "ql_cuda_plan_candidates": (
+        ctypes.c_int,
+        (_LINEAR, _DEVICE, ctypes.c_int, ctypes.c_int64, _PLAN, _TIMES, _COUNT),
+    ),
+    "ql_cuda_complete_plan": (
+        ctypes.c_int,
+        (_LINEAR, _DEVICE, _PLAN, ctypes.POINTER(ctypes.c_char_p)),
+    ),
+}
+"""What the CPU library holds, too: planning needs no GPU."""
+
+FUNCTIONS: Functions = {
     "ql_cuda_device_count": (ctypes.c_int, ()),
     "ql_cuda_device_info": (ctypes.c_int, (ctypes.c_int, ctypes.POINTER(CudaDevice))),
     "ql_cuda_plan_linear": (
         ctypes.c_int,
         (_LINEAR, ctypes.POINTER(CudaDevice), ctypes.c_int, ctypes.POINTER(CudaPlan)),
     ),
+    **PLANNER_FUNCTIONS,
     "ql_cuda_workspace_bytes": (ctypes.c_int64, ()),
     "ql_cuda_linear": (ctypes.c_int, (_LINEAR, _LAUNCH)),
     "ql_cuda_gather": (ctypes.c_int, (ctypes.POINTER(GatherParams), _LAUNCH)),
@@ -127,13 +147,13 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
 """Result and arguments of every function of the header."""
 
 
-def declare(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Tell ctypes the types of every function of `library`, and return it.
+def declare(library: ctypes.CDLL, functions: Functions = FUNCTIONS) -> ctypes.CDLL:
+    """Tell ctypes the types of `functions`, by default all of the header, and return `library`.
 
     Raises:
         AttributeError: the library lacks one of them.
     """
-    for name, (result, arguments) in FUNCTIONS.items():
+    for name, (result, arguments) in functions.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     return library

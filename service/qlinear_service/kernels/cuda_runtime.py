@@ -13,7 +13,7 @@ import torch
 
 from qlinear_service.errors import BuildError
 from qlinear_service.kernels import cuda_abi
-from qlinear_service.kernels.cuda_abi import CudaDevice, CudaFlag, CudaLaunch, Status
+from qlinear_service.kernels.cuda_abi import CudaDevice, CudaFlag, CudaLaunch, CudaPlan, Status
 
 __all__ = ["CudaRuntime", "DeviceLost", "Events", "load_library", "named", "usable_device"]
 
@@ -125,21 +125,31 @@ class CudaRuntime:
                 yield stream
 
     def launch(
-        self, stream: torch.cuda.Stream, operation: str, events: Events | None = None
+        self,
+        stream: torch.cuda.Stream,
+        operation: str,
+        events: Events | None = None,
+        plan: CudaPlan | None = None,
     ) -> CudaLaunch:
-        """Return the launch struct of the current stream; its workspace is made at first use."""
+        """Return the launch struct of the current stream; its workspace is made at first use.
+
+        Only one with events or a plan, which must outlive it, may be changed.
+        """
         handle = stream.cuda_stream
         found = self._streams.get(handle)
         if found is None:
             with self._lock:
                 found = self._streams.get(handle) or self._first_launch(handle, operation)
-        if events is None:
+        if events is None and plan is None:
             return found[0]
-        for event in events:
-            if not event.cuda_event:  # torch makes them at their first record
-                event.record(stream)
         launch = CudaLaunch.from_buffer_copy(found[0])
-        launch.start_event, launch.stop_event = (event.cuda_event for event in events)
+        if plan is not None:
+            launch.plan = ctypes.pointer(plan)
+        if events is not None:
+            for event in events:
+                if not event.cuda_event:  # torch makes them at their first record
+                    event.record(stream)
+            launch.start_event, launch.stop_event = (event.cuda_event for event in events)
         return launch
 
     def _first_launch(self, handle: int, operation: str) -> tuple[CudaLaunch, torch.Tensor]:

@@ -6,6 +6,7 @@ Padding is chosen so that it multiplies to exactly zero: scale 0 beyond n and be
 group, and code = zero point in the rest of a group that ends short.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from qlinear_service.kernels.torch_types import to_torch
 from qlinear_service.layers import LayerSpec, LogicalLayer, QuantizedLinear
 
 __all__ = [
+    "PackCodes",
     "pack",
     "pack_codes",
     "pack_columns",
@@ -23,6 +25,10 @@ __all__ = [
     "unpack_codes",
     "unpack_columns",
 ]
+
+
+PackCodes = Callable[[torch.Tensor, int], torch.Tensor]
+"""What `pack_codes` is; the compiled kernels have one that is faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,43 +91,66 @@ def unpack_columns(packed: torch.Tensor) -> torch.Tensor:
     return split.permute(1, 0, 3, 2).reshape(groups, blocks * layout.TILE_N).contiguous()
 
 
-def pack(layer: LogicalLayer) -> QuantizedLinear:
-    """Return `layer` padded and in the runtime layout.
+def pack(layer: LogicalLayer, *, using: PackCodes = pack_codes) -> QuantizedLinear:
+    """Return `layer` padded and in the runtime layout, on the device of its codes.
+
+    Args:
+        layer: what a checkpoint holds.
+        using: what brings padded codes into tile order.
 
     Raises:
         ValueError: a tensor's shape or dtype contradicts `layer.spec`.
     """
     spec = layer.spec
     _check(layer)
-    # An all-zero padded weight, then the stored part written over it.
-    zero_code = 1 << (spec.bits - 1)
-    zeros = torch.full((spec.groups, spec.n_padded), zero_code, dtype=torch.uint8)
-    if layer.zeros is not None:
-        zeros[: layer.zeros.shape[0], : spec.n] = layer.zeros
-    rows_per_group = spec.k_padded if spec.group_size == -1 else spec.group_size
-    # A stored zero point may lie one beyond the largest code (files of AutoGPTQ 0.7.1); such a
-    # group's padding cannot be exactly zero, but it only ever meets activations that are.
-    codes = zeros.clamp(max=2**spec.bits - 1).repeat_interleave(rows_per_group, dim=0)
-    codes[: spec.k, : spec.n] = layer.codes
-    scales = torch.zeros((spec.groups, spec.n_padded), dtype=layer.scales.dtype)
-    scales[: layer.scales.shape[0], : spec.n] = layer.scales
-    bias = None
-    if layer.bias is not None:
-        bias = torch.zeros(spec.n_padded, dtype=layer.bias.dtype)
-        bias[: spec.n] = layer.bias
+    bias = None if layer.bias is None else _padded(layer.bias, (spec.n_padded,))
+    if not spec.quantized:
+        weight = _padded(layer.codes.T, (spec.n_padded, spec.k))
+        return QuantizedLinear(spec=spec, qweight=weight, scales=layer.scales, bias=bias)
+    columns = (spec.groups, spec.n_padded)
+    middle = 1 << (spec.bits - 1)
+    zeros = None if layer.zeros is None else _padded(layer.zeros, columns, middle)
     return QuantizedLinear(
         spec=spec,
-        qweight=pack_codes(codes, spec.bits),
-        scales=pack_columns(scales),
-        zeros=None if layer.zeros is None else pack_columns(zeros),
+        qweight=using(_padded_codes(layer, zeros), spec.bits),
+        scales=pack_columns(_padded(layer.scales, columns)),
+        zeros=None if zeros is None else pack_columns(zeros),
         bias=bias,
         k_permutation=layer.k_permutation,
     )
 
 
+def _padded(tensor: torch.Tensor, shape: tuple[int, ...], value: int = 0) -> torch.Tensor:
+    """Return `tensor` contiguous and with `value` behind its end in each dimension."""
+    if tuple(tensor.shape) == shape:
+        return tensor.contiguous()
+    whole = torch.full(shape, value, dtype=tensor.dtype, device=tensor.device)
+    whole[tuple(slice(size) for size in tensor.shape)] = tensor
+    return whole
+
+
+def _padded_codes(layer: LogicalLayer, zeros: torch.Tensor | None) -> torch.Tensor:
+    """Return codes [k_padded, n_padded]: beyond the stored ones, each is its zero point."""
+    spec = layer.spec
+    shape = (spec.k_padded, spec.n_padded)
+    codes = _padded(layer.codes, shape, 1 << (spec.bits - 1))
+    if zeros is not None and spec.k < spec.k_padded:
+        rows_per_group = spec.k_padded if spec.group_size == -1 else spec.group_size
+        group = torch.arange(spec.k, spec.k_padded, device=codes.device) // rows_per_group
+        # A stored zero point may lie one beyond the largest code (files of AutoGPTQ 0.7.1); such a
+        # group's padding cannot be exactly zero, but it only ever meets activations that are.
+        codes[spec.k :] = zeros.clamp(max=2**spec.bits - 1)[group]
+    return codes
+
+
 def unpack(layer: QuantizedLinear) -> LogicalLayer:
     """Undo `pack` exactly: every code, scale, zero point and bias of the logical layer."""
     spec = layer.spec
+    if not spec.quantized:
+        bias = None if layer.bias is None else layer.bias[: spec.n].clone()
+        return LogicalLayer(
+            spec=spec, codes=layer.qweight[: spec.n].T, scales=layer.scales, bias=bias
+        )
     groups = stored_groups(spec)
     return LogicalLayer(
         spec=spec,
@@ -144,15 +173,19 @@ def stored_groups(spec: LayerSpec) -> int:
 
 def _check(layer: LogicalLayer) -> None:
     spec = layer.spec
-    if spec.bits not in layout.BITS or spec.group_size not in layout.GROUP_SIZES:
+    if spec.quantized and (
+        spec.bits not in layout.BITS or spec.group_size not in layout.GROUP_SIZES
+    ):
         raise ValueError(
             f"{spec.name}: bits {spec.bits}, group_size {spec.group_size}; the layout holds bits "
             f"{layout.BITS} and group sizes {layout.GROUP_SIZES}"
         )
     columns = (stored_groups(spec), spec.n)
+    dtype_of_scales = to_torch(spec.scale_dtype)
+    dtype_of_codes = torch.uint8 if spec.quantized else dtype_of_scales
     expected = {
-        "codes": (layer.codes, torch.uint8, (spec.k, spec.n)),
-        "scales": (layer.scales, to_torch(spec.scale_dtype), columns),
+        "codes": (layer.codes, dtype_of_codes, (spec.k, spec.n)),
+        "scales": (layer.scales, dtype_of_scales, columns if spec.quantized else (0,)),
         "zeros": (layer.zeros, torch.uint8, columns),
         "bias": (layer.bias, None, (spec.n,)),
         "k_permutation": (layer.k_permutation, torch.int32, (spec.k,)),

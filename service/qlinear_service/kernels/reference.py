@@ -19,6 +19,9 @@ def dequantize(layer: LogicalLayer | QuantizedLinear) -> torch.Tensor:
 
     Exact for float16 and bfloat16 scales: 11 significant bits times at most 9 fit into 24.
     """
+    if not layer.spec.quantized:
+        stored = layer.qweight if isinstance(layer, QuantizedLinear) else layer.codes.T
+        return stored[: layer.spec.n].float().contiguous()
     logical = packing.unpack(layer) if isinstance(layer, QuantizedLinear) else layer
     spec = logical.spec
     group_of_k = torch.zeros(spec.k, dtype=torch.long)

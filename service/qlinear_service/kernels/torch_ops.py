@@ -14,6 +14,7 @@ from qlinear_service.kernels import build, layout
 from qlinear_service.kernels.backends import CpuKernels
 from qlinear_service.kernels.cuda import CudaKernels
 from qlinear_service.kernels.torch_types import from_torch, to_torch
+from qlinear_service.kernels.tuned_plans import read_tables
 from qlinear_service.layers import LayerSpec, QuantizedLinear
 
 __all__ = ["QuantizedLinearModule", "gather", "linear", "use_kernels"]
@@ -52,7 +53,7 @@ def _default_kernels(device: torch.device) -> CpuKernels | CudaKernels:
     from qlinear_service.kernels.cuda_library import cuda_library
 
     with cuda_library(cache_dir, chosen_architectures(("native",))) as path:
-        return CudaKernels(path, device=device.index or 0)
+        return CudaKernels(path, device=device.index or 0, tables=read_tables(cache_dir))
 
 
 def _linear(

@@ -1,0 +1,96 @@
+"""Stand-ins for GPU and CUDA library, for the benchmarks of kernels: the CPU computes.
+
+The stand-in library computes with the CPU kernels, so what it is given must be right.
+"""
+
+import ctypes
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+from kernel_gpu import Call, Gpu, Graph
+from kernel_ours import Library
+
+from qlinear_service.kernels import build
+from qlinear_service.kernels.abi import LinearParams
+from qlinear_service.kernels.cuda_abi import CudaDevice, Status
+
+
+class StandInGpu(Gpu):
+    """The same on the CPU: a graph is its calls."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu", 0)
+        self.stream = SimpleNamespace(cuda_stream=0)
+        self._pools: dict[str, torch.Tensor] = {}
+
+    def record(self, calls: Sequence[Call]) -> Graph:
+        calls[0]()
+        return Graph(calls, len(calls))  # type: ignore[arg-type]
+
+    def replay_us(self, recorded: Graph) -> float:
+        started = time.perf_counter()
+        for call in recorded.graph:  # type: ignore[attr-defined]
+            call()
+        return (time.perf_counter() - started) * 1e6 / recorded.launches
+
+    def spin_up(self, seconds: float = 0.0) -> None:
+        """The CPU is awake."""
+
+    def is_lost(self) -> bool:
+        return False
+
+
+class StandInFunctions:
+    """The CUDA library's functions, computed by the CPU library."""
+
+    def __init__(self, spoil: Callable[[LinearParams], None] | None = None) -> None:
+        self._cpu = ctypes.CDLL(str(build.build_cpu_library(build.default_cache_dir())))
+        self._spoil = spoil
+
+    def ql_cuda_linear(self, params: Any, launch: Any) -> int:
+        plan = launch._obj.plan
+        if plan and plan.contents.stages > 4:
+            return Status.BAD_PLAN
+        status = int(self._cpu.ql_cpu_linear(params))
+        if self._spoil is not None:
+            self._spoil(params._obj)
+        return status
+
+    def ql_cuda_plan_linear(self, params: Any, device: Any, flags: int, plan: Any) -> int:
+        plan._obj.token_blocks = plan._obj.warps_n = 1
+        plan._obj.warps_k, plan._obj.stages, plan._obj.ctas = 2, 4, 132
+        return Status.OK
+
+    def ql_cuda_read_probe(self, *arguments: Any) -> int:
+        return Status.OK
+
+    ql_cuda_empty = ql_cuda_read_probe
+
+    def ql_cuda_read_variants(self) -> int:
+        return 2
+
+    def ql_cuda_kernel_name(self, kernel: int) -> bytes:
+        return b"stand-in"
+
+    def ql_cuda_error_text(self) -> bytes:
+        return b"too many stages"
+
+    def ql_status_text(self, status: int) -> bytes:
+        return b"a status"
+
+
+def stand_in_library(gpu: Gpu, spoil: Callable[[LinearParams], None] | None = None) -> Library:
+    """Return the library as benchmarks know it, over `StandInFunctions`."""
+    made = Library.__new__(Library)
+    made.functions, made._gpu = StandInFunctions(spoil), gpu
+    made.workspace = made._sink = torch.zeros(256, dtype=torch.uint8)
+    made.device = CudaDevice(sm_count=132)
+    return made
