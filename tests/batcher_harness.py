@@ -23,7 +23,17 @@ B = BatchKey("m/b", DType.F16, DType.F16)
 class Harness:
     """A batcher whose engine answers each row with (sequence, row) and can be held and broken."""
 
-    def __init__(self, *, batch: int = 8, rows: int = 1000, age: float = 60.0) -> None:
+    def __init__(
+        self,
+        *,
+        batch: int = 8,
+        rows: int = 1000,
+        age: float = 60.0,
+        max_wait: float = 0.0,
+        most_batch_seconds: float = 0.0,
+    ) -> None:
+        self.held_at_the_end: int | None = None
+        """Items of a batch that was given up, where the loop ended by itself."""
         self.batches: list[list[tuple[int, int, int]]] = []
         self.released: list[int] = []
         self.poisoned: set[int] = set()
@@ -38,13 +48,19 @@ class Harness:
         self.numbers = itertools.count(1)
         self.clock = asyncio.get_running_loop().time
         self.metrics = metrics_of(Spec("a", n=8), Spec("b", n=8))
-        queue = WorkQueue(max_batch_rows=batch, max_queue_rows=rows, max_age_seconds=age)
+        queue = WorkQueue(
+            max_batch_rows=batch,
+            max_queue_rows=rows,
+            max_age_seconds=age,
+            max_wait_seconds=max_wait,
+        )
         self.batcher = Batcher(
             queue=queue,
             run_batch=self.run_batch,
             release=lambda item: self.released.append(item.sequence),
             clock=lambda: self.clock(),
             metrics=self.metrics,
+            most_batch_seconds=most_batch_seconds,
         )
         self.task = asyncio.create_task(self.batcher.run())
 
@@ -96,6 +112,10 @@ class Harness:
         future.cancel()
         self.gone.add(items[0].sequence)
         self.batcher.cancel(items)
+
+    def ended_by_itself(self, *, held: int) -> None:
+        """Note that the loop has ended, with so many items in a batch that was given up."""
+        self.held_at_the_end = held
 
     async def hold(self) -> asyncio.Future[list[Outcome]]:
         """Keep the engine busy with one item until the gate opens."""

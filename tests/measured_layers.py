@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from qlinear_service.cost import CostCurve, Steps
 from qlinear_service.measured import Load
 from qlinear_service.metrics import Metrics
 from qlinear_service.roofline import Roofline
@@ -51,6 +52,12 @@ class Layer:
         return self.streamed_bytes + 4 * self.spec.n
 
 
+def curves_of(*specs: Spec) -> dict[str, CostCurve]:
+    """Return the same curve for the shape of each: 10 µs a row."""
+    curve = CostCurve(steps=tuple(Steps(rows, 0.0, 1e-5 * rows, 0.0) for rows in (1, 8, 64)))
+    return {spec.shape: curve for spec in specs}
+
+
 def metrics_of(
     *specs: Spec,
     roofline: Roofline | None = None,
@@ -58,6 +65,7 @@ def metrics_of(
     clock: Callable[[], float] = time.monotonic,
     gauges: Mapping[str, float] | None = None,
     tuned: Iterable[tuple[str, int, float]] = (),
+    curves: Mapping[str, CostCurve] | None = None,
 ) -> Metrics:
     """Return metrics that know these layers, and a queue with that many rows of each waiting."""
     metrics = Metrics(
@@ -75,6 +83,7 @@ def metrics_of(
         load_seconds=0.5,
         roofline=roofline,
         load=load,
+        curves=curves,
         gauges=None if gauges is None else lambda: gauges,
         tuned_bandwidths=tuned,
     )
@@ -105,6 +114,7 @@ def everything_of(*specs: Spec) -> Metrics:
         waiting={"m/up": 3},
         gauges=GPU_GAUGES,
         tuned=[(specs[0].shape, 8, 4e12)],
+        curves=curves_of(*specs),
     )
 
 

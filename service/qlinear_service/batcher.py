@@ -1,7 +1,7 @@
-"""Drives the queue: runs a batch the moment the engine has room, and settles calls.
+"""Drives the queue: runs a batch the moment the engine has room, and sees to what goes wrong.
 
 Everything here happens on the event loop; the computation is behind `run_batch`, which is handed
-in. A call is one or more items that succeed or fail together. Knows neither torch nor grpc.
+in. `ledger.py` settles the calls. Knows neither torch nor grpc.
 """
 
 import asyncio
@@ -10,13 +10,15 @@ import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
-from qlinear_service.batching import Batch, Part, WorkItem, WorkQueue, too_late
-from qlinear_service.errors import Cancelled, EngineFailure, EngineLost, RequestError, Unavailable
+from qlinear_service.batching import Batch, Part, WorkItem, WorkQueue
+from qlinear_service.errors import EngineFailure, EngineLost, RequestError, Unavailable
 from qlinear_service.in_flight import InFlight
+from qlinear_service.ledger import Ledger
 from qlinear_service.log_values import quoted
 from qlinear_service.metrics import Metrics
-from qlinear_service.pending import Pending, PendingCall, Settle
+from qlinear_service.pending import Settle
 from qlinear_service.results import BatchResult
+from qlinear_service.watchdog import Watchdog
 
 __all__ = ["Batcher", "RunBatch"]
 
@@ -37,6 +39,7 @@ class Batcher:
         clock: seconds, the clock of the items' times and of the loop's timers.
         metrics: told of each batch.
         most_running: batches that may be with the engine at a time.
+        most_batch_seconds: after which the engine is taken for lost; 0: never.
     """
 
     def __init__(
@@ -48,21 +51,24 @@ class Batcher:
         clock: Callable[[], float],
         metrics: Metrics,
         most_running: int = 1,
+        most_batch_seconds: float = 0.0,
     ) -> None:
         self._queue = queue
         self._run_batch = run_batch
-        self._release = release
         self._clock = clock
         self._metrics = metrics
-        self._pending: dict[int, Pending] = {}
+        self._ledger = Ledger(queue, release)
         self._wake = asyncio.Event()
         self._in_flight = InFlight(most_running, on_fault=self._wake.set)
         self._timer: asyncio.TimerHandle | None = None
+        self._watchdog = Watchdog(most_batch_seconds, self._on_wedged)
+        self._task: asyncio.Task[None] | None = None
+        self._wedged: EngineLost | None = None
 
     @property
     def items_held(self) -> int:
         """Items that wait or run, those of callers that have left included."""
-        return len(self._pending)
+        return len(self._ledger)
 
     def check_room(self, rows: int) -> None:
         """Raise Overloaded unless `rows` more may wait."""
@@ -77,34 +83,22 @@ class Batcher:
             Overloaded: there is no room; nothing was queued, and `settle` is told nothing.
         """
         first_expiry = self._queue.admit(items)
-        call = PendingCall(items, settle)
-        for item in items:
-            self._pending[item.sequence] = Pending(item, call)
+        self._ledger.enter(items, settle)
         self._wake.set()
         if self._timer is None or first_expiry < self._timer.when():
             self._set_timer()
 
     def cancel(self, items: Sequence[WorkItem]) -> None:
         """Forget a call: what has not begun to run never will, and nobody is told of the rest."""
-        for item in items:
-            pending = self._pending.get(item.sequence)
-            if pending is not None:
-                pending.call.is_settled = True
-                self._queue.cancel(item)
-                self._leave_if_unused(pending)
+        self._ledger.cancel(items)
 
     def withdraw(self, items: Sequence[WorkItem]) -> bool:
         """End a call of which nothing has begun to run as `Cancelled`; return whether it was so."""
-        if any(self._queue.has_begun(item) for item in items):
-            return False
-        taken_back = Cancelled("the call was taken back before it ran")
-        self._fail(self._pending[items[0].sequence].call, taken_back)
-        return True
+        return self._ledger.withdraw(items)
 
     def fail_all(self, error: RequestError) -> None:
         """End every call that has no answer yet with `error`."""
-        for pending in list(self._pending.values()):
-            self._fail(pending.call, error)
+        self._ledger.fail_all(error)
 
     async def run(self) -> None:
         """Serve until cancelled.
@@ -112,24 +106,31 @@ class Batcher:
         Raises:
             EngineLost: no batch can be computed any more; all calls have been told so.
         """
+        self._task = asyncio.current_task()
         one_at_a_time = self._in_flight.most == 1  # then a task for each would be for nothing
         try:
             while True:
                 if not one_at_a_time:
                     await self._in_flight.room()
                 await self._let_arrivals_in()
-                self._drop_expired()
-                batch = self._queue.take()
+                self._ledger.drop_expired(self._clock())
+                batch = self._queue.take(self._clock())
                 if batch is None:
                     self._wake.clear()
                     await self._wake.wait()
                     continue
-                self._begin(batch)
+                waits = self._ledger.begin(batch, self._clock())
+                self._metrics.waited(batch.key.layer, waits)
                 if one_at_a_time:
                     await self._serve(batch)
                 else:
                     self._in_flight.start(self._serve(batch))
+        except asyncio.CancelledError:
+            if self._wedged is None:
+                raise
+            raise self._wedged from None
         finally:
+            self._watchdog.stop()
             await self._in_flight.cancel()
 
     async def _let_arrivals_in(self) -> None:
@@ -143,18 +144,10 @@ class Batcher:
         while before < self._queue.rows < self._queue.max_batch_rows:
             before = self._queue.rows
             await asyncio.sleep(0)
-
-    def _begin(self, batch: Batch) -> None:
-        """Note that the parts run from now on, so that no slot is released under the engine."""
-        now = self._clock()
-        waits = []
-        for part in batch.parts:
-            pending = self._pending[part.item.sequence]
-            pending.parts_running += 1
-            if part.start == 0:
-                pending.queue_seconds = now - part.item.enqueued_at
-                waits.append(pending.queue_seconds)
-        self._metrics.waited(batch.key.layer, waits)
+        # And a wait for calls that may come, where that is asked for and nothing runs. In turns of
+        # the loop, as its timers are a millisecond coarse.
+        while not len(self._in_flight) and self._queue.wait_end(now := self._clock()) > now:
+            await asyncio.sleep(0)
 
     async def _serve(self, batch: Batch) -> None:
         try:
@@ -176,7 +169,7 @@ class Batcher:
                     self._end_lost(batch.parts[number:])
                     raise
         else:
-            self._finish(batch, result)
+            self._ledger.finish(batch, result)
 
     def _end_lost(self, parts: Sequence[Part]) -> None:
         """Tell every caller that the engine is gone, and let go of the parts that it ran."""
@@ -184,16 +177,11 @@ class Batcher:
             Unavailable("the server has lost its device and ends; send the call to another one")
         )
         for part in parts:
-            self._end_part(part)
+            self._ledger.end_part(part)
 
     async def _serve_alone(self, part: Part) -> None:
         """Compute one part of a batch that failed, unless nobody can use its result any more."""
-        call = self._pending[part.item.sequence].call
-        now = self._clock()
-        if part.item.deadline is not None and part.item.deadline <= now:
-            self._fail(call, too_late(part.item, now))
-        if call.is_settled:
-            self._end_part(part)
+        if not self._ledger.is_wanted(part, self._clock()):
             return
         alone = Batch(part.item.key, (part,), part.rows)
         try:
@@ -203,9 +191,10 @@ class Batcher:
         except Exception as error:
             self._fail_part(part, error)
         else:
-            self._finish(alone, result)
+            self._ledger.finish(alone, result)
 
     async def _compute(self, batch: Batch) -> BatchResult:
+        number = self._watchdog.begin()
         try:
             result = await self._run_batch(batch)
         except asyncio.CancelledError as error:
@@ -214,6 +203,8 @@ class Batcher:
                 raise
             # Something inside was cancelled, this loop was not: that is a failure like any other.
             raise RuntimeError("the computation was cancelled from inside") from error
+        finally:
+            self._watchdog.end(number)
         if len(result.rows) != len(batch.parts):
             raise RuntimeError(f"{len(result.rows)} results for {len(batch.parts)} parts")
         self._metrics.batch_finished(
@@ -227,58 +218,20 @@ class Batcher:
         )
         return result
 
-    def _finish(self, batch: Batch, result: BatchResult) -> None:
-        for part, piece in zip(batch.parts, result.rows, strict=True):
-            item = part.item
-            pending = self._pending[item.sequence]
-            pending.pieces[part.start] = piece
-            pending.rows_done += part.rows
-            if batch.rows > pending.batch_rows:
-                pending.batch_rows = batch.rows
-            pending.kernel_nanoseconds += result.kernel_nanoseconds
-            if pending.rows_done == item.rows:
-                self._complete(pending)
-            pending.parts_running -= 1
-            self._leave_if_unused(pending)
-
-    def _complete(self, pending: Pending) -> None:
-        call, outcome = pending.call, pending.outcome()
-        if len(call.items) == 1:
-            call.answer([outcome])
-            return
-        call.outcomes[pending.item.sequence] = outcome
-        if len(call.outcomes) == len(call.items):
-            call.answer([call.outcomes[item.sequence] for item in call.items])
-
     def _fail_part(self, part: Part, error: Exception) -> None:
         """End the call of a part that was computed alone and failed all the same."""
         incident = uuid.uuid4().hex[:12]
         text, name = "request_failed incident=%s layer=%s rows=%d", quoted(part.item.key.layer)
         logger.error(text, incident, name, part.item.rows, exc_info=error)
-        self._fail(self._pending[part.item.sequence].call, EngineFailure(incident))
-        self._end_part(part)
+        self._ledger.fail_part(part, EngineFailure(incident))
 
-    def _fail(self, call: PendingCall, error: RequestError) -> None:
-        call.answer(error)
-        self.cancel(call.items)
-
-    def _end_part(self, part: Part) -> None:
-        pending = self._pending[part.item.sequence]
-        pending.parts_running -= 1
-        self._leave_if_unused(pending)
-
-    def _leave_if_unused(self, pending: Pending) -> None:
-        item = pending.item
-        if not pending.parts_running and item not in self._queue:
-            del self._pending[item.sequence]
-            self._release(item)
-
-    def _drop_expired(self) -> None:
-        for dropped in self._queue.expire(self._clock()):
-            # Gone already if another item of its call was dropped before it and failed the call.
-            pending = self._pending.get(dropped.item.sequence)
-            if pending is not None:
-                self._fail(pending.call, dropped.error)
+    def _on_wedged(self, seconds: float) -> None:
+        """End as with a lost engine: no slot of a batch that may still run is released."""
+        self._wedged = EngineLost(f"a batch has run for {seconds:.1f} s and does not end")
+        logger.critical("engine_wedged seconds=%.1f", seconds)
+        self._end_lost(())
+        assert self._task is not None, "what runs batches runs"
+        self._task.cancel()
 
     def _set_timer(self) -> None:
         """See to it that what expires is told so in time, however long the engine is busy."""
@@ -291,5 +244,5 @@ class Batcher:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._drop_expired()
+        self._ledger.drop_expired(self._clock())
         self._set_timer()

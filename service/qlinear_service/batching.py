@@ -1,76 +1,32 @@
-"""What waits and what runs next: work items, batches and the queue between them, all pure.
+"""What waits and what runs next: the queue between calls and batches, pure.
 
-The queue groups items by layer and dtypes, admits by rows, drops what is too late, and hands out
-batches. It has no clock, no thread and no task: `batcher.py` drives it. Knows neither torch nor
-grpc, and activations only as the name of a slot.
+It groups items by layer and dtypes, admits by rows, drops what is too late, and hands out batches:
+`scheduling.py` says how large, `lanes.py` and `fairness.py` whose. It has no clock, no thread and
+no task: `batcher.py` drives it. Knows neither torch nor grpc.
 """
 
 import heapq
-import itertools
 import math
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from qlinear_service.dtypes import DType
 from qlinear_service.errors import DeadlineExceeded, Overloaded, RequestError
-from qlinear_service.slots import Slot
+from qlinear_service.fairness import Shares
+from qlinear_service.lanes import Entry, Waiting
+from qlinear_service.scheduling import Arrivals, Pace, rows_to_take, unmeasured, wait_end
+from qlinear_service.work import Batch, BatchKey, Part, WorkItem
 
 __all__ = ["Batch", "BatchKey", "Dropped", "Part", "WorkItem", "WorkQueue", "too_late"]
 
 RETRY_AFTER_SECONDS = 0.1
 """As for a full slab: some tens of batches of a large layer."""
 
+PATIENCE = 0.5
+"""Of the largest age: what has waited so long for its turn, or for its next piece, may go before
+everything else, whatever others' priorities and deadlines are."""
 
-class BatchKey(NamedTuple):
-    """What items of one batch have in common. A tuple, as it is hashed several times a call."""
-
-    layer: str
-    """The full name."""
-    x_dtype: DType
-    output_dtype: DType
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class WorkItem:
-    """The descriptor of one layer's work for one call; times are seconds of one clock.
-
-    Nobody changes one; it is not frozen because that would double what making it costs.
-    """
-
-    sequence: int
-    """Unique among the items of this server; smaller is older."""
-    key: BatchKey
-    rows: int
-    """Rows of activations, 1 or more."""
-    slot: Slot
-    """Where they lie, from the slot's first byte on."""
-    nbytes: int
-    enqueued_at: float
-    deadline: float | None = None
-    """Not to be computed at or after this."""
-    priority: int = 0
-    """Larger goes first."""
-    traceparent: str | None = None
-    """The caller's W3C trace context, for whoever traces batches."""
-
-
-class Part(NamedTuple):
-    """Rows `start` to `start + rows` of one item: all of it, unless the item exceeds a batch."""
-
-    item: WorkItem
-    start: int
-    rows: int
-
-
-class Batch(NamedTuple):
-    """Parts of one key, in the order in which their rows follow each other."""
-
-    key: BatchKey
-    parts: tuple[Part, ...]
-    rows: int
-    """Rows of all parts together: the M of the computation."""
+TURNS_OF_OTHERS = 3
+"""Batches between two such ones: when all has waited long, clients still share evenly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,48 +37,6 @@ class Dropped:
     error: RequestError
 
 
-class _Entry:
-    """An item that waits, or the rest of one that exceeds a batch."""
-
-    __slots__ = ("item", "next_row")
-
-    def __init__(self, item: WorkItem) -> None:
-        self.item = item
-        self.next_row = 0
-
-
-class _KeyQueue:
-    """Entries of one key: first by priority, then in order of arrival."""
-
-    __slots__ = ("by_priority", "turn")
-
-    def __init__(self, turn: int) -> None:
-        self.turn = turn
-        self.by_priority: dict[int, OrderedDict[int, _Entry]] = {}
-
-    @property
-    def rank(self) -> tuple[int, int]:
-        """Smaller is served first: the most urgent entry decides, then the time since a turn."""
-        return -max(self.by_priority), self.turn
-
-    def add(self, entry: _Entry) -> None:
-        item = entry.item
-        lane = self.by_priority.get(item.priority)
-        if lane is None:
-            lane = self.by_priority[item.priority] = OrderedDict()
-        lane[item.sequence] = entry
-
-    def remove(self, item: WorkItem) -> None:
-        lane = self.by_priority[item.priority]
-        del lane[item.sequence]
-        if not lane:
-            del self.by_priority[item.priority]
-
-    def first(self) -> _Entry:
-        lane = self.by_priority[max(self.by_priority)]
-        return next(iter(lane.values()))
-
-
 class WorkQueue:
     """Everything that waits. Owned by one task; every time is handed in.
 
@@ -130,26 +44,41 @@ class WorkQueue:
         max_batch_rows: most rows of one batch; an item with more is split over several.
         max_queue_rows: most rows that wait.
         max_age_seconds: longest wait of an item that has not begun to run.
+        paces: by full name, what batches of a layer cost; layers that are not in it get batches as
+            full as they can be.
+        max_wait_seconds: longest wait for more rows while nothing runs.
     """
 
-    def __init__(self, *, max_batch_rows: int, max_queue_rows: int, max_age_seconds: float) -> None:
+    def __init__(
+        self,
+        *,
+        max_batch_rows: int,
+        max_queue_rows: int,
+        max_age_seconds: float,
+        paces: Mapping[str, Pace] | None = None,
+        max_wait_seconds: float = 0.0,
+    ) -> None:
         self.max_batch_rows = max_batch_rows
         self._max_queue_rows = max_queue_rows
         self._max_age_seconds = max_age_seconds
-        self._rows = 0
+        self._paces = {} if paces is None else paces
+        self._unmeasured = unmeasured(max_batch_rows)
+        self._max_wait_seconds = max_wait_seconds
+        self._arrivals = Arrivals()
         self._rows_by_layer: dict[str, int] = {}
-        self._entries: dict[int, _Entry] = {}
-        self._keys: dict[BatchKey, _KeyQueue] = {}
-        self._turns = itertools.count()
+        self._waiting = Waiting()
+        self._keys: dict[BatchKey, Waiting] = {}
+        self._shares = Shares()
+        self._turns_of_others = 0
         self._expiries: list[tuple[float, int]] = []  # heap; entries that left are skipped
 
     def __contains__(self, item: WorkItem) -> bool:
-        return item.sequence in self._entries
+        return item.sequence in self._waiting
 
     @property
     def rows(self) -> int:
         """Rows that wait."""
-        return self._rows
+        return self._waiting.rows
 
     def rows_by_layer(self) -> dict[str, int]:
         """Return the rows that wait for each layer that was ever asked for; from any thread."""
@@ -157,9 +86,9 @@ class WorkQueue:
 
     def check_room(self, rows: int) -> None:
         """Raise Overloaded unless `rows` more may wait."""
-        if self._rows + rows > self._max_queue_rows:
+        if self.rows + rows > self._max_queue_rows:
             raise Overloaded(
-                f"{self._rows} rows wait and this call brings {rows}; at most "
+                f"{self.rows} rows wait and this call brings {rows}; at most "
                 f"{self._max_queue_rows} may wait: send it again later",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
                 reason="queue_rows",
@@ -175,17 +104,20 @@ class WorkQueue:
         for item in items:
             rows += item.rows
         self.check_room(rows)
+        if self._max_wait_seconds:
+            self._arrivals.note(items[0].enqueued_at, rows)
         first_expiry = math.inf
         for item in items:
-            entry = self._entries[item.sequence] = _Entry(item)
-            self._count(item.key.layer, item.rows)
-            queue = self._keys.get(item.key)
-            if queue is None:
-                queue = self._keys[item.key] = _KeyQueue(next(self._turns))
-            queue.add(entry)
             expiry = item.enqueued_at + self._max_age_seconds
             if item.deadline is not None and item.deadline < expiry:
                 expiry = item.deadline
+            entry = Entry(item, self._shares.enter(item.client), expiry)
+            self._waiting.add(entry)
+            self._count(item.key.layer, item.rows)
+            queue = self._keys.get(item.key)
+            if queue is None:
+                queue = self._keys[item.key] = Waiting()
+            queue.add(entry)
             heapq.heappush(self._expiries, (expiry, item.sequence))
             if expiry < first_expiry:
                 first_expiry = expiry
@@ -193,18 +125,18 @@ class WorkQueue:
 
     def cancel(self, item: WorkItem) -> None:
         """Take `item` out, or what of it has not begun to run; nothing happens if none waits."""
-        entry = self._entries.get(item.sequence)
+        entry = self._waiting.get(item.sequence)
         if entry is not None:
             self._remove(entry)
 
     def has_begun(self, item: WorkItem) -> bool:
         """Say whether any row of `item` has been handed out, or it left in another way."""
-        entry = self._entries.get(item.sequence)
+        entry = self._waiting.get(item.sequence)
         return entry is None or entry.next_row > 0
 
     def next_expiry(self) -> float | None:
         """Return when `expire` next has something to do, None if never."""
-        while self._expiries and self._expiries[0][1] not in self._entries:
+        while self._expiries and self._expiries[0][1] not in self._waiting:
             heapq.heappop(self._expiries)
         return self._expiries[0][0] if self._expiries else None
 
@@ -212,7 +144,8 @@ class WorkQueue:
         """Take out what is too late: past its deadline, or older than the largest age."""
         dropped = []
         while (expiry := self.next_expiry()) is not None and expiry <= now:
-            entry = self._entries[heapq.heappop(self._expiries)[1]]
+            entry = self._waiting.get(heapq.heappop(self._expiries)[1])
+            assert entry is not None, "next_expiry skips what has left"
             item = entry.item
             if item.deadline is not None and item.deadline <= now:
                 dropped.append(Dropped(item, too_late(item, now)))
@@ -226,46 +159,114 @@ class WorkQueue:
             self._remove(entry)
         return dropped
 
-    def take(self) -> Batch | None:
+    def wait_end(self, now: float) -> float:
+        """Return until when an idle engine may wait for more rows; not after now: take at once."""
+        if not self._max_wait_seconds or len(self._keys) != 1:
+            return now  # with several layers there is work for the meantime
+        (key,) = self._keys
+        return wait_end(
+            oldest=self._waiting.oldest().since,
+            waiting=self.rows,
+            sweet_rows=self._pace(key).sweet_rows,
+            row_gap=self._arrivals.row_gap(now),
+            most_seconds=self._max_wait_seconds,
+        )
+
+    def take(self, now: float) -> Batch | None:
         """Return the next batch, None if nothing waits; call `expire` first.
 
-        It has the key of the most urgent item or, among equals, the key that has waited longest
-        for its turn, and all that waits under that key, as far as it fits.
+        It has the key of the item that is to be served next, and of what waits under that key as
+        much as the next batch should have.
         """
         if not self._keys:
             return None
-        key = min(self._keys, key=lambda candidate: self._keys[candidate].rank)
+        if len(self._keys) == 1:
+            # Mostly all of it is taken, and nobody needs to know its order.
+            (key,) = self._keys
+            queue, pace = self._keys[key], self._pace(key)
+            if rows_to_take(pace, queue.rows, 0) == queue.rows:
+                self._shares.serve(self._waiting.oldest().share)
+                return self._take_all(key, queue, pace)
+        first = self._next(now)
+        self._shares.serve(first.share)
+        key = first.item.key
+        queue, pace = self._keys[key], self._pace(key)
+        room = rows_to_take(pace, queue.rows, self.rows - queue.rows)
+        # What is not cut must fit.
+        room = max(room, min(first.rows_left, pace.chunk_rows))
+        if queue.rows <= room:
+            return self._take_all(key, queue, pace)
         parts: list[Part] = []
-        room = self.max_batch_rows
-        while room and key in self._keys:
-            entry = self._keys[key].first()
-            left = entry.item.rows - entry.next_row
-            # Only what exceeds a whole batch is cut; anything else waits for a batch that holds it.
-            if left > room and entry.item.rows <= self.max_batch_rows:
+        rows, entry = 0, first
+        while True:
+            count = min(entry.rows_left, room - rows)
+            # Only large calls are cut; anything else waits for a batch that holds it.
+            if count < entry.rows_left and entry.item.rows <= pace.chunk_rows:
                 break
-            rows = min(left, room)
-            parts.append(Part(entry.item, entry.next_row, rows))
-            room -= rows
-            if rows == left:
+            parts.append(Part(entry.item, entry.next_row, count))
+            rows += count
+            entry.share.charge(count * pace.row_seconds)
+            if count == entry.rows_left:
                 self._remove(entry)
             else:
-                entry.next_row += rows
-                self._count(key.layer, -rows)
-        if key in self._keys:
-            self._keys[key].turn = next(self._turns)
-        return Batch(key, tuple(parts), self.max_batch_rows - room)
+                self._cut(entry, count, now + pace.seconds(rows))
+            if rows == room:
+                break
+            entry = queue.first()
+        return Batch(key, tuple(parts), rows)
 
-    def _remove(self, entry: _Entry) -> None:
-        item = entry.item
-        del self._entries[item.sequence]
-        self._count(item.key.layer, entry.next_row - item.rows)
+    def _next(self, now: float) -> Entry:
+        """Return the entry that is to be served next; there is one."""
+        oldest = self._waiting.oldest()
+        if len(self._waiting) == 1:
+            return oldest
+        is_long = now - oldest.since > PATIENCE * self._max_age_seconds
+        if is_long and self._turns_of_others >= TURNS_OF_OTHERS:
+            self._turns_of_others = 0
+            return oldest
+        self._turns_of_others += 1
+        if len(self._keys) == 1:
+            return self._keys[oldest.item.key].first()
+        return self._waiting.first()
+
+    def _take_all(self, key: BatchKey, queue: Waiting, pace: Pace) -> Batch:
+        """Return all that waits under a key, in order of arrival."""
+        parts, rows = [], queue.rows
+        row_seconds = pace.seconds(rows) / rows
+        for entry in list(queue.all()):
+            parts.append(Part(entry.item, entry.next_row, entry.rows_left))
+            entry.share.charge(entry.rows_left * row_seconds)
+            self._remove(entry)
+        return Batch(key, tuple(parts), rows)
+
+    def _cut(self, entry: Entry, rows: int, done_at: float) -> None:
+        """Hand out the next rows of a large item; the rest waits as if it came when they are done.
+
+        So what comes until then overtakes it, and it overtakes what comes later.
+        """
+        entry.next_row += rows
+        entry.since = done_at
+        entry.due = done_at + self._max_age_seconds
+        entry.version += 1
+        self._waiting.moved(entry, rows)
+        self._keys[entry.item.key].moved(entry, rows)
+        self._count(entry.item.key.layer, -rows)
+
+    def _remove(self, entry: Entry) -> None:
+        item, left = entry.item, entry.rows_left
+        self._waiting.remove(entry)
         queue = self._keys[item.key]
-        queue.remove(item)
-        if not queue.by_priority:
+        queue.remove(entry)
+        if not len(queue):
             del self._keys[item.key]
+        entry.is_gone = True
+        self._shares.leave(entry.share)
+        self._count(item.key.layer, -left)
+
+    def _pace(self, key: BatchKey) -> Pace:
+        return self._paces.get(key.layer, self._unmeasured)
 
     def _count(self, layer: str, rows: int) -> None:
-        self._rows += rows
         self._rows_by_layer[layer] = self._rows_by_layer.get(layer, 0) + rows
 
     def _too_old(self, item: WorkItem, now: float) -> RequestError:

@@ -200,18 +200,18 @@ class BatchingConfig(Group):
     )
     max_wait_us: int = option(
         0,
-        "Longest artificial wait for more calls, in microseconds; 0, no wait, is the only value "
-        "so far.",
+        "Longest wait of an idle engine for more calls, in microseconds, where calls come so fast "
+        "that it pays; 0: none. It keeps the event loop busy meanwhile.",
+        minimum=0,
+        maximum=200,
     )
-
-    def __post_init__(self) -> None:
-        Group.__post_init__(self)
-        if self.max_wait_us != 0:
-            raise OptionError(
-                "max_wait_us",
-                f"is {self.max_wait_us}; waiting for more calls is not built yet, and only 0 is "
-                "accepted",
-            )
+    max_batch_seconds: float = option(
+        60.0,
+        "A batch that takes longer is taken for a device that hangs, and the process ends; 0: no "
+        "time is too long.",
+        minimum=0,
+        maximum=86400,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +232,13 @@ class KernelConfig(Group):
     )
     cache_dir: Path = computed_option(  # noqa: RUF009 - a field specifier
         default_cache_dir, "Folder of built kernels; may be read-only or absent."
+    )
+    measure_seconds: float = option(
+        10.0,
+        "Longest time at the first start to measure what batches of each shape cost; kept in the "
+        "cache folder. 0 measures nothing.",
+        minimum=0,
+        maximum=600,
     )
     unquantized: str = option(
         AUTO,

@@ -25,6 +25,9 @@ class InFlight:
         self._ended = asyncio.Event()
         self._fault: BaseException | None = None
 
+    def __len__(self) -> int:
+        return len(self._tasks)
+
     async def room(self) -> None:
         """Wait until one more may start; raise the error of one that has failed."""
         while self._fault is None and len(self._tasks) >= self.most:

@@ -1,8 +1,9 @@
 """What loading hands to the server: layers, kernels, and what was measured of the machine."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from qlinear_service.cost import CostCurve
 from qlinear_service.gpu.streams import Device
 from qlinear_service.kernels.backends import Kernels
 from qlinear_service.layers import LayerRegistry
@@ -19,6 +20,8 @@ class Loaded:
     kernels: Kernels
     roofline: Roofline | None = None
     """What this machine was measured to do, where that was asked for."""
+    curves: Mapping[str, CostCurve] = field(default_factory=dict)
+    """What batches cost, by `LayerSpec.shape`, where that was measured."""
     gpu: Device | None = None
     """Where the layers are; None is the host's memory."""
     gauges: Callable[[], Mapping[str, float]] | None = None

@@ -1,4 +1,4 @@
-"""From a path to layers that are proven to compute rightly: load, build kernels, self-test.
+"""From a path to layers that are proven to compute rightly: load, build kernels, test, measure.
 
 Blocking work for the engine's thread; knows neither grpc nor queues.
 """
@@ -16,9 +16,12 @@ import torch
 from qlinear_service import models, probe
 from qlinear_service.checkpoints import PlainOptions
 from qlinear_service.config import KernelConfig
+from qlinear_service.cost import CostCurve
+from qlinear_service.curves import HostStepper, cost_curves
 from qlinear_service.errors import CheckpointError
 from qlinear_service.gpu.choice import choose_device
 from qlinear_service.gpu.loading import GpuPlace
+from qlinear_service.gpu.stepper import DeviceStepper
 from qlinear_service.gpu.streams import Device
 from qlinear_service.kernels.assembly import Converter
 from qlinear_service.kernels.backends import CpuKernels, Kernels, load_kernels
@@ -149,6 +152,7 @@ def load(path: Path, config: KernelConfig, stop: threading.Event) -> Loaded:
         registry=registry,
         kernels=kernels,
         roofline=roofline,
+        curves=_curves(place, registry, config, stop),
         gpu=place.device,
         gauges=place.gauges,
         tuned_bandwidths=tuple(place.tuned_bandwidths(registry)),
@@ -172,6 +176,24 @@ def _load_model(
     seconds = time.perf_counter() - started
     logger.info("loaded model=%s layers=%d seconds=%.3f", quoted(source.name), loaded, seconds)
     return True
+
+
+def _curves(
+    place: Place, registry: LayerRegistry, config: KernelConfig, stop: threading.Event
+) -> dict[str, CostCurve]:
+    """Return what batches of each shape cost there; none if that is not to be measured."""
+    if not config.measure_seconds:
+        return {}
+    kernels = place.kernels
+    stepper = HostStepper(kernels) if place.device is None else DeviceStepper(place.device)
+    return cost_curves(
+        stepper,
+        registry,
+        device=f"{kernels.name}: {kernels.description}",
+        cache_dir=config.cache_dir,
+        most_seconds=config.measure_seconds,
+        stop=stop,
+    )
 
 
 def _probe(place: Place) -> Roofline:

@@ -242,6 +242,12 @@ _TABLE: tuple[Family, ...] = (
     Family("qlinear_expired_total", "counter", (), "Calls whose deadline passed unanswered."),
     Family("qlinear_cancelled_total", "counter", (), "Calls that their callers took back."),
     Family("qlinear_queue_limit_bytes", "gauge", (), "What inflight_bytes may reach."),
+    Family(
+        "qlinear_sweet_spot_rows",
+        "gauge",
+        ("shape", "device"),
+        "Rows that cost at most a tenth more than one; batch_rows far below it: room for load.",
+    ),
     Family("qlinear_layers_loaded", "gauge", (), "Layers that are served."),
     Family(
         "qlinear_weight_bytes",

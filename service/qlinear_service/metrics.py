@@ -15,6 +15,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from qlinear_service.bandwidth import Launches, Live
+from qlinear_service.cost import CostCurve
 from qlinear_service.measured import Load, MeasuredLayer
 from qlinear_service.metric_families import Histogram, Number, m_label, new_families
 from qlinear_service.roofline import Roofline
@@ -80,6 +81,8 @@ class Metrics(Collector):
         self._waits: dict[str, Histogram] = {}
         self._batches: dict[str, _Batches] = {}
         self._launches = Launches(self.families, device=device, clock=clock)
+        self.curves: Mapping[str, CostCurve] = {}
+        """What batches cost, by shape, where that was measured."""
         self.load: Load | None = None
         """Where to ask for queue and slab, once there are any."""
         self._gauges: Callable[[], Mapping[str, float]] | None = None
@@ -93,6 +96,7 @@ class Metrics(Collector):
         load_seconds: float,
         roofline: Roofline | None,
         load: Load,
+        curves: Mapping[str, CostCurve] | None = None,
         gauges: Callable[[], Mapping[str, float]] | None = None,
         tuned_bandwidths: Iterable[tuple[str, int, float]] = (),
     ) -> None:
@@ -104,6 +108,7 @@ class Metrics(Collector):
             load_seconds: from the start of loading on.
             roofline: what the machine was measured to do, None if it was not.
             load: where queue and slab tell how full they are.
+            curves: what batches cost, by shape, where that was measured.
             gauges: what a GPU says of itself at a scrape, by name; None where there is none.
             tuned_bandwidths: shape, rows and bytes per second, as measured when plans were tuned.
         """
@@ -119,6 +124,12 @@ class Metrics(Collector):
         self._set("qlinear_layers_loaded", len(loaded))
         self._set("qlinear_weight_bytes", packed, self.device)
         self._set("qlinear_load_seconds", load_seconds)
+        self.curves = curves or {}
+        for layer in loaded.values():
+            curve = self.curves.get(layer.spec.shape)
+            if curve is not None:
+                rows = curve.sweet_spot_rows
+                self._set("qlinear_sweet_spot_rows", rows, layer.spec.shape, self.device)
         self._set("qlinear_queue_limit_bytes", load.queue_limit_bytes)
         self._set("qlinear_build_info", 1, self.version, self.device, kernels)
         if roofline is not None:

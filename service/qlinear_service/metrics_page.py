@@ -113,13 +113,24 @@ def _calls_table(metrics: Metrics) -> str:
             _seconds(quantile(answers.bounds, list(answers.counts), 0.99)),
             _mean(families["qlinear_queue_seconds"].histograms.get((shape,)), _seconds),
             _mean(families["qlinear_batch_rows"].histograms.get((shape,)), "{:.1f}".format),
+            *_costs(metrics, shape),
         ]
         for (method, shape), answers in list(families["qlinear_request_seconds"].histograms.items())
     ]
     if not rows:
         return "<p>No call has been answered yet.</p>"
-    columns = ("shape", "method", "answered", "p50", "p99", "mean wait", "mean rows of a batch")
+    columns = (
+        *("shape", "method", "answered", "p50", "p99", "mean wait", "mean rows of a batch"),
+        *("sweet spot", "capacity, rows/s"),
+    )
     return _table(columns, rows)
+
+
+def _costs(metrics: Metrics, shape: str) -> list[str]:
+    curve = metrics.curves.get(shape)
+    if curve is None:
+        return ["", ""]
+    return [str(curve.sweet_spot_rows), f"{curve.capacity_rows_per_second:,.0f}"]
 
 
 def _layers_table(metrics: Metrics) -> str:

@@ -25,9 +25,8 @@ from qlinear_service.batching import WorkItem, WorkQueue
 from qlinear_service.calls import Serving
 from qlinear_service.channel import MAX_STREAM_AGE_SECONDS, channel_options
 from qlinear_service.config import ServiceConfig
-from qlinear_service.engine import BatchRunner, CpuRunner, Engine, WorkerThread
-from qlinear_service.errors import ConfigError, EngineLost, OutOfDeviceMemory, Unavailable
-from qlinear_service.gpu.engine import STAGES, GpuEngine
+from qlinear_service.engine import BatchRunner, WorkerThread
+from qlinear_service.errors import ConfigError, EngineLost, Unavailable
 from qlinear_service.handlers import SERVICE, Handlers
 from qlinear_service.health import Health
 from qlinear_service.lifecycle import Lifecycle, Phase
@@ -36,6 +35,7 @@ from qlinear_service.measured import Load
 from qlinear_service.metrics import Metrics
 from qlinear_service.metrics_server import serve_metrics
 from qlinear_service.process import collect_rarely
+from qlinear_service.runners import new_runner, paces_of
 from qlinear_service.servicer import LinearServicer
 from qlinear_service.signals import stop_on_signals
 from qlinear_service.slots import Slab
@@ -142,15 +142,18 @@ class Server:
         limits = self._config.limits
         clock = asyncio.get_running_loop().time
         slab = Slab(capacity_bytes=limits.max_queue_bytes, largest_bytes=limits.largest_slot_bytes)
-        self._runner = runner = self._new_runner(loaded, slab)
+        self._runner = runner = new_runner(loaded, self._config, slab, self._worker)
 
         def release(item: WorkItem) -> None:
             slab.release(item.slot)
 
+        batching = self._config.batching
         queue = WorkQueue(
-            max_batch_rows=self._config.batching.max_batch_rows,
+            max_batch_rows=batching.max_batch_rows,
             max_queue_rows=limits.max_queue_rows,
             max_age_seconds=limits.max_queue_age_seconds,
+            paces=paces_of(loaded, batching.max_batch_rows),
+            max_wait_seconds=batching.max_wait_us / 1e6,
         )
         self.metrics.started(
             layers=loaded.registry,
@@ -162,6 +165,7 @@ class Server:
                 inflight_bytes=lambda: slab.used_bytes,
                 queue_limit_bytes=limits.max_queue_bytes,
             ),
+            curves=loaded.curves,
             gauges=loaded.gauges,
             tuned_bandwidths=loaded.tuned_bandwidths,
         )
@@ -172,6 +176,7 @@ class Server:
             clock=clock,
             metrics=self.metrics,
             most_running=runner.most_in_flight,
+            most_batch_seconds=batching.max_batch_seconds,
         )
         self.batch_loop = asyncio.create_task(self._batcher.run(), name="batch loop")
         transport = LocalTransport(
@@ -185,22 +190,6 @@ class Server:
                 metrics=self.metrics,
             )
         )
-
-    def _new_runner(self, loaded: Loaded, slab: Slab) -> BatchRunner:
-        """Return what computes batches where the layers are."""
-        registry = loaded.registry
-        if loaded.gpu is None:
-            # What a path needs that dequantizes a layer at each call, the floor does not tell.
-            roofline = loaded.roofline if loaded.kernels.name == "cpu" else None
-            engine = Engine(kernels=loaded.kernels, registry=registry, slab=slab, roofline=roofline)
-            return CpuRunner(engine, self._worker)
-        stages = self._config.batching.max_batches_in_flight or STAGES
-        try:
-            return GpuEngine(device=loaded.gpu, registry=registry, slab=slab, stages=stages)
-        except RuntimeError as error:
-            raise OutOfDeviceMemory(
-                f"no room for the buffers of {stages} batches: {error}"
-            ) from None
 
     async def drain(self) -> bool:
         """Stop in order; return whether the engine's threads have ended too.

@@ -11,9 +11,11 @@ import grpc
 
 from qlinear.v1 import linear_pb2
 from qlinear_service import __version__
+from qlinear_service.callers import client_of
 from qlinear_service.calls import Serving
 from qlinear_service.codec import wire_dtype
 from qlinear_service.config import LimitsConfig
+from qlinear_service.cost import CostCurve
 from qlinear_service.errors import Unavailable, UnknownLayer
 from qlinear_service.kernels import layout
 from qlinear_service.layers import QuantizedLinear
@@ -61,11 +63,14 @@ class LinearServicer:
         arrived = time.perf_counter_ns()
         serving = self._ready()
         checked = serving.check(request)
+        metadata = context.invocation_metadata() or ()
         if checked.plan.rows == 0:
             outcomes = serving.outcomes_of_nothing(checked)
         else:
-            outcomes = await serving.transport.call(checked, deadline=_deadline(context))
-        wants_timing = WANT_TIMING in (context.invocation_metadata() or ())
+            outcomes = await serving.transport.call(
+                checked, deadline=_deadline(context), client=client_of(context, metadata)
+            )
+        wants_timing = WANT_TIMING in metadata
         parts = serving.encode(checked, outcomes, timed_since=arrived if wants_timing else None)
         return b"".join(parts)
 
@@ -92,7 +97,10 @@ class LinearServicer:
             )
         layers = sorted(registry, key=lambda layer: layer.spec.name)
         wanted = (x for x in layers if not request.model or x.spec.model == request.model)
-        return linear_pb2.ListLayersResponse(layers=map(self._describe, wanted))
+        curves = self._ready().metrics.curves
+        return linear_pb2.ListLayersResponse(
+            layers=[self._describe(layer, curves.get(layer.spec.shape)) for layer in wanted]
+        )
 
     async def GetServerInfo(
         self, request: linear_pb2.GetServerInfoRequest, context: Context
@@ -115,7 +123,7 @@ class LinearServicer:
             raise Unavailable("the server has not loaded its models yet; send the call again later")
         return self._serving
 
-    def _describe(self, layer: QuantizedLinear) -> linear_pb2.Layer:
+    def _describe(self, layer: QuantizedLinear, curve: CostCurve | None) -> linear_pb2.Layer:
         spec = layer.spec
         return linear_pb2.Layer(
             name=spec.name,
@@ -129,6 +137,7 @@ class LinearServicer:
             scale_dtype=wire_dtype(spec.scale_dtype),
             device=self._device,
             packed_bytes=layer.packed_bytes,
+            sweet_spot_rows=0 if curve is None else curve.sweet_spot_rows,
         )
 
 

@@ -32,18 +32,22 @@ class StreamCall:
         request_id: the client's number for it.
         serving: what calls do.
         finish: told once of the call and its encoded answer.
+        client: whose it is.
     """
 
     __slots__ = (
         *("carried", "checked", "deadline", "finish", "held_bytes", "is_finished"),
         *("kernel_nanoseconds", "layers", "request_id", "serving", "since"),
-        *("traceparent", "wants_timing"),
+        *("traceparent", "wants_timing", "client"),
     )
 
-    def __init__(self, request_id: int, *, serving: Serving, finish: Finish) -> None:
+    def __init__(
+        self, request_id: int, *, serving: Serving, finish: Finish, client: str = ""
+    ) -> None:
         self.request_id = request_id
         self.serving = serving
         self.finish = finish
+        self.client = client
         self.since = time.perf_counter_ns()
         self.layers: Sequence[str] = ()
         self.checked: CheckedRequest | None = None
@@ -66,7 +70,11 @@ class StreamCall:
         checked = self.checked
         assert checked is not None, "checked before it is submitted"
         self.carried = self.serving.transport.submit(
-            checked, deadline=self.deadline, traceparent=self.traceparent, settle=self.settle
+            checked,
+            deadline=self.deadline,
+            traceparent=self.traceparent,
+            client=self.client,
+            settle=self.settle,
         )
         # The activations are in their slot: a view of them here would keep the whole message.
         self.checked = CheckedRequest(checked.plan, NO_BYTES)

@@ -15,6 +15,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from qlinear.v1 import linear_pb2
+from qlinear_service.callers import client_of
 from qlinear_service.calls import Serving
 from qlinear_service.codec import requested_layers
 from qlinear_service.errors import InvalidRequest, Unavailable, UnknownMessage
@@ -65,6 +66,7 @@ class CallStream:
         self._loop = asyncio.get_running_loop()
         remaining = context.time_remaining()
         self._deadline = None if remaining is None else self._loop.time() + remaining
+        self._client = client_of(context, context.invocation_metadata() or ())
         self._messages = StreamReader()
         self._unanswered: dict[int, StreamCall] = {}
         self._held_bytes = 0
@@ -210,7 +212,9 @@ class CallStream:
                 f"request_id {request_id} {problem}; expected 1 or more, and unique among the "
                 "unanswered requests of the stream"
             )
-        call = StreamCall(request_id, serving=self._serving, finish=self._finish)
+        call = StreamCall(
+            request_id, serving=self._serving, finish=self._finish, client=self._client
+        )
         self._unanswered[request_id] = call
         return call
 

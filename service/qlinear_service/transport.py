@@ -31,12 +31,15 @@ Carried: TypeAlias = Sequence[WorkItem]
 class Transport(Protocol):
     """Carries calls to the engine and back."""
 
-    async def call(self, request: CheckedRequest, *, deadline: float | None) -> list[Outcome]:
+    async def call(
+        self, request: CheckedRequest, *, deadline: float | None, client: str = ""
+    ) -> list[Outcome]:
         """Return one outcome for each layer asked for, in order.
 
         Args:
             request: checked, of 1 or more rows; its bytes are copied before the first await.
             deadline: on the event loop's clock; the call is not computed after it.
+            client: whose call it is, for sharing evenly.
 
         Raises:
             RequestError: the call, all of it, has failed.
@@ -50,6 +53,7 @@ class Transport(Protocol):
         deadline: float | None,
         settle: Settle,
         traceparent: str | None = None,
+        client: str = "",
     ) -> Carried:
         """Send a call on its way; `settle` is told once what `call` returns or raises.
 
@@ -86,7 +90,9 @@ class LocalTransport:
         self._clock = clock
         self._sequence = itertools.count(1)
 
-    async def call(self, request: CheckedRequest, *, deadline: float | None) -> list[Outcome]:
+    async def call(
+        self, request: CheckedRequest, *, deadline: float | None, client: str = ""
+    ) -> list[Outcome]:
         """See `Transport.call`. Cancelling it drops what of the call has not begun to run."""
         future: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
 
@@ -98,7 +104,7 @@ class LocalTransport:
             else:
                 future.set_exception(answer)
 
-        carried = self.submit(request, deadline=deadline, settle=settle)
+        carried = self.submit(request, deadline=deadline, settle=settle, client=client)
         try:
             return await future
         except asyncio.CancelledError:
@@ -112,9 +118,10 @@ class LocalTransport:
         deadline: float | None,
         settle: Settle,
         traceparent: str | None = None,
+        client: str = "",
     ) -> Carried:
         """See `Transport.submit`."""
-        items = self._enter(request, deadline, traceparent)
+        items = self._enter(request, deadline, traceparent, client)
         self._batcher.submit(items, settle)
         return items
 
@@ -127,7 +134,11 @@ class LocalTransport:
         self._batcher.cancel(carried)
 
     def _enter(
-        self, request: CheckedRequest, deadline: float | None, traceparent: str | None
+        self,
+        request: CheckedRequest,
+        deadline: float | None,
+        traceparent: str | None,
+        client: str,
     ) -> list[WorkItem]:
         """Copy the activations into a slot and describe them, once for each layer."""
         # Before the copy: a full queue must not cost one. Nothing can come between the two.
@@ -151,6 +162,7 @@ class LocalTransport:
                 deadline=deadline,
                 priority=plan.priority,
                 traceparent=traceparent,
+                client=client,
             )
             for spec in plan.layers
         ]

@@ -1,7 +1,7 @@
 """Servers for the tests of this folder, started on demand and stopped after the test."""
 
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
@@ -10,6 +10,7 @@ import pytest
 from running_server import Running, Start, WatchedKernels, quick_config, small_layers
 
 from qlinear_service.config import BatchingConfig, LimitsConfig, ServerConfig
+from qlinear_service.cost import CostCurve
 from qlinear_service.layers import LayerRegistry
 from qlinear_service.loading import Loaded
 from qlinear_service.server import Server
@@ -25,6 +26,7 @@ async def start() -> AsyncIterator[Start]:
             limits: LimitsConfig | None = None,
             batching: BatchingConfig | None = None,
             server_config: ServerConfig | None = None,
+            curves: Mapping[str, CostCurve] | None = None,
             load: bool = True,
         ) -> Running:
             config = quick_config(
@@ -36,7 +38,7 @@ async def start() -> AsyncIterator[Start]:
             port = await server.bind()
 
             def loader(_stop: threading.Event) -> Loaded:
-                return Loaded(registry=registry, kernels=kernels)
+                return Loaded(registry=registry, kernels=kernels, curves=curves or {})
 
             options = [("grpc.max_receive_message_length", -1)]
             channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)

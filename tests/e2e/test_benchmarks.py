@@ -46,6 +46,45 @@ def test_service() -> None:
 
 
 @pytest.mark.slow
+def test_schedule() -> None:
+    report = bench("schedule", "--calls", "400")
+    (found,) = report["curves"].values()
+    assert found["sweet_spot_rows"] == 8
+    by_trace: dict[str, dict[str, Any]] = {}
+    for row in found["figures"]:
+        by_trace.setdefault(row["trace"], {})[row["policy"]] = row
+        assert 0 < row["p50_seconds"] <= row["p99_seconds"]
+        assert row["rows_per_second"] > 0
+    assert len(by_trace) == 7
+    for policies in by_trace.values():
+        assert set(policies) == {"qlinear", "fifo", "window 1 ms"}
+        assert len({row["calls"] for row in policies.values()}) == 1
+    assert report["overhead"]["batch_seconds"] < 0.01
+
+
+@pytest.mark.slow
+def test_overload() -> None:
+    report = bench("overload", "--seconds", "3")["overload"]
+    assert sum(report["ends"].values()) == report["sent"] > 0
+    assert set(report["ends"]) <= {"answered", "full", "too old"}
+    assert report["ends"]["answered"] > 0
+    assert report["without_pushback"] == 0
+    assert len(report["goodputs"]) == 6
+
+
+@pytest.mark.slow
+def test_slab() -> None:
+    words = ("--k", "256", "--n", "256", "--seconds", "0.2", "--loads", "0.1", "0.3")
+    found = bench("slab", *words)["slab"]
+    assert found["capacity_rows_per_second"] > 0
+    assert 0 < found["lone"]["added_seconds"] < found["lone"]["total_seconds"]
+    assert [row["load"] for row in found["loads"]] == [0.1, 0.3]
+    for row in found["loads"]:
+        assert row["answered"] > 0
+        assert row["rows_per_batch"] >= 1
+
+
+@pytest.mark.slow
 def test_cpu_operation() -> None:
     report = bench("cpu", "--runs", "1", "--seconds", "0.001", "--features", "256")
     rows = report["operation"]

@@ -78,8 +78,9 @@ def test_large_messages_cost_no_new_pages(serving: Serving) -> None:
         for _ in range(50):
             stub.MatMul(large, timeout=WAIT_SECONDS)
     faults_per_call = (serving.minor_faults() - before) / 50
-    # 0.2 as it is, 33 with malloc's own thresholds that adapt, 2700 with fixed ones.
-    assert faults_per_call < 8
+    # 0.2 as it is, 33 with malloc's own thresholds that adapt, 2700 with fixed ones. A single new
+    # buffer of 2 MiB, where a busy machine frees one late, is 10 of these.
+    assert faults_per_call < 16
 
 
 async def test_memory_does_not_grow_with_calls(serving: Serving) -> None:

@@ -130,7 +130,8 @@ def test_serves_a_folder_of_models_and_ends_well(launch: Launch) -> None:
     assert (code, out) == (0, f"ready on {serving.target}\n")
     events = [line.split("event=")[1].split()[0] for line in err.splitlines()]
     assert events == [
-        *("listening", "device", "kernels", "loaded", "loaded", "self_test", "probe", "ready"),
+        *("listening", "device", "kernels", "loaded", "loaded", "self_test", "probe"),
+        *("cost_curves", "ready"),
         *("signal", "draining", "stopped"),
     ]
 

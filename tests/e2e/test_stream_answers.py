@@ -97,8 +97,8 @@ async def test_the_trace_context_reaches_the_queue_if_it_is_one(running: Running
     await running.until_queued(6)
     assert running.server._batcher is not None
     queue = running.server._batcher._queue
-    lane = queue._keys[BatchKey("one/up", DType.F16, DType.F16)].by_priority[0]
-    assert [entry.item.traceparent for entry in lane.values()] == [parent, None, None]
+    waiting = queue._keys[BatchKey("one/up", DType.F16, DType.F16)].all()
+    assert [entry.item.traceparent for entry in waiting] == [parent, None, None]
     running.kernels.gate.set()
     for number in (1, 2, 3):
         await peer.result(number)

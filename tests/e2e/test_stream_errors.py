@@ -179,7 +179,7 @@ async def test_a_timeout_never_outlives_the_stream(running: Running) -> None:
     await peer.send(2, "one/up", 3 * X)
     await running.until_queued(4)
     assert running.server._batcher is not None
-    entries = list(running.server._batcher._queue._entries.values())
+    entries = list(running.server._batcher._queue._waiting.all())
     now = asyncio.get_running_loop().time()
     deadlines = [entry.item.deadline for entry in entries]
     assert all(deadline is not None and deadline < now + 10 for deadline in deadlines)

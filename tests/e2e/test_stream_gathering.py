@@ -42,6 +42,12 @@ class Connection:
     def time_remaining(self) -> None:
         """No deadline."""
 
+    def invocation_metadata(self) -> None:
+        """No metadata."""
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:4711"
+
     async def read(self) -> Any:
         return await self.incoming.get()
 

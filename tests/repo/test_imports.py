@@ -29,13 +29,18 @@ FLOORS: list[set[str]] = [
     | {"kernels.architectures", "kernels.driver", "kernels.nvcc"}
     | {"kernels.ninja", "kernels.library_cache"},
     {"config", "config_fields", "config_sources", "layers", "kernels.torch_types", "tracing"}
-    | {"metrics", "measured", "metric_families", "bandwidth", "roofline"},
+    | {"metrics", "measured", "metric_families", "bandwidth", "roofline", "cost"}
+    | {"scheduling", "fairness"},
     {"kernels"},
     {
         "wire",
         "codec",
+        "work",
+        "lanes",
         "batching",
         "pending",
+        "ledger",
+        "watchdog",
         "batcher",
         "in_flight",
         "results",
@@ -47,7 +52,8 @@ FLOORS: list[set[str]] = [
     | {"streaming", "stream_call", "stream_reader", "calls", "statuses"}
     | {"metrics_page", "metrics_server", "probe", "signals", "gpu", "loaded"}
     | {"planning"}
-    | {"selftest", "sample_layers", "diagnosis", "models", "loading", "loadgen", "conversion"},
+    | {"selftest", "sample_layers", "diagnosis", "models", "loading", "loadgen", "conversion"}
+    | {"callers", "curves", "runners"},
     {"server"},
     {"commands"},
     {"cli", "__main__"},
@@ -60,6 +66,9 @@ NEVER_REACHES: dict[str, set[str]] = {
     "dtypes": {"torch", "grpc"},
     "config": {"torch", "grpc"},
     "batching": {"torch", "grpc"},
+    "cost": {"torch", "grpc"},
+    "scheduling": {"torch", "grpc", "asyncio"},
+    "lanes": {"torch", "grpc", "asyncio"},
     "batcher": {"torch", "grpc"},
     "slots": {"torch", "grpc"},
     "metrics": {"torch", "grpc"},

@@ -19,9 +19,11 @@ async def make() -> AsyncIterator[Callable[..., Harness]]:
     yield build
     for harness in made:
         harness.task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await harness.task
-        assert harness.batcher.items_held == 0, "an item was never released"
+        if harness.held_at_the_end is None:
+            with pytest.raises(asyncio.CancelledError):
+                await harness.task
+        held = harness.held_at_the_end or 0
+        assert harness.batcher.items_held == held, "an item was never released"
         assert len(harness.released) == len(set(harness.released)), "an item was released twice"
         assert len(harness.told) == len(set(harness.told)), "a call was answered twice"
         assert not harness.told_though_gone, "a caller that had left was told something"

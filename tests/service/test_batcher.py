@@ -64,7 +64,7 @@ async def test_a_huge_item_is_cut_and_joined_in_order(make: Any) -> None:
     check(small, other)
     assert len(outcome.pieces) == 3
     assert outcome.kernel_nanoseconds == 3000
-    assert harness.batches[1:] == [[(2, 0, 8)], [(2, 8, 8)], [(2, 16, 4), (3, 0, 2)]]
+    assert harness.batches[1:] == [[(2, 0, 8)], [(3, 0, 2), (2, 8, 6)], [(2, 14, 6)]]
 
 
 async def test_a_call_of_several_items_succeeds_in_order(make: Any) -> None:

@@ -13,6 +13,7 @@ from measured_layers import (
     Layer,
     Spec,
     compute,
+    curves_of,
     everything,
     everything_of,
     metrics_of,
@@ -60,6 +61,7 @@ CONTRACT = {
     "qlinear_load_seconds": ("gauge", set()),
     "qlinear_ready": ("gauge", set()),
     "qlinear_build_info": ("gauge", {"version", "device", "kernels"}),
+    "qlinear_sweet_spot_rows": ("gauge", {"shape", "device"}),
 }
 
 
@@ -243,7 +245,7 @@ def busy_metrics() -> Metrics:
     """Metrics of the crowd after all that can happen to it has happened."""
     specs = list(crowd())
     waiting = {spec.name: 1 for spec in specs}
-    metrics = metrics_of(*specs, roofline=ROOFLINE, waiting=waiting)
+    metrics = metrics_of(*specs, roofline=ROOFLINE, waiting=waiting, curves=curves_of(*specs))
     calls = itertools.product(specs, ("MatMul", "MatMulStream"), ("OK", "INVALID_ARGUMENT"))
     for spec, method, code in calls:
         metrics.call_finished(method, [spec.name], code, 0.001)
@@ -272,8 +274,7 @@ def test_the_exposition_stays_under_3000_lines() -> None:
 
 
 def test_a_failed_call_of_many_names_is_no_burden() -> None:
-    metrics = metrics_of(UP)
-    metrics.call_finished("MatMul", ["x"] * 1_000_000, "NOT_FOUND", 0.0)
+    (metrics := metrics_of(UP)).call_finished("MatMul", ["x"] * 1_000_000, "NOT_FOUND", 0.0)
     labels = {"method": "MatMul", "layer": "unknown", "code": "NOT_FOUND"}
     assert value(scrape(metrics), "qlinear_requests_total", **labels) == 1024
 
@@ -289,9 +290,9 @@ def test_a_scrape_of_200_layers_takes_less_than_50_ms() -> None:
 
 
 def test_the_page_escapes_names_and_needs_nothing_from_elsewhere() -> None:
-    metrics = busy_metrics()
-    page = render(metrics)
+    page = render(busy_metrics())
     assert len(page.encode()) < 100_000
+    assert "<td>100,000</td>" in page  # capacity: 1 row in 10 µs
     for foreign in ("http:", "https:", "//", "src=", "url(", "@import"):
         assert foreign not in page, foreign
     evil = render(metrics_of(Spec("<script>alert(1)</script>", n=8)))

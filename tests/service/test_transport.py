@@ -53,7 +53,7 @@ class Setup:
         self.slab = Slab(capacity_bytes=capacity, largest_bytes=4096)
         self.harness = Harness(rows=rows)
         self.items: list[WorkItem] = []
-        self.harness.batcher._release = lambda item: self.slab.release(item.slot)
+        self.harness.batcher._ledger._release = lambda item: self.slab.release(item.slot)
         submit = self.harness.batcher.submit
 
         def remember(items: Sequence[WorkItem], settle: Settle) -> None:

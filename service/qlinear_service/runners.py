@@ -1,0 +1,45 @@
+"""What computes batches where the layers are, and what the queue knows of their costs."""
+
+from qlinear_service.config import ServiceConfig
+from qlinear_service.engine import BatchRunner, CpuRunner, Engine, WorkerThread
+from qlinear_service.errors import OutOfDeviceMemory
+from qlinear_service.gpu.engine import STAGES, GpuEngine
+from qlinear_service.loaded import Loaded
+from qlinear_service.scheduling import Pace, pace_of
+from qlinear_service.slots import Slab
+
+__all__ = ["new_runner", "paces_of"]
+
+
+def new_runner(
+    loaded: Loaded, config: ServiceConfig, slab: Slab, worker: WorkerThread
+) -> BatchRunner:
+    """Return what computes batches where the layers are.
+
+    Raises:
+        OutOfDeviceMemory: the device has no room for the buffers of batches.
+    """
+    registry = loaded.registry
+    if loaded.gpu is None:
+        # What a path needs that dequantizes a layer at each call, the floor does not tell.
+        roofline = loaded.roofline if loaded.kernels.name == "cpu" else None
+        engine = Engine(kernels=loaded.kernels, registry=registry, slab=slab, roofline=roofline)
+        return CpuRunner(engine, worker)
+    stages = config.batching.max_batches_in_flight or STAGES
+    try:
+        return GpuEngine(device=loaded.gpu, registry=registry, slab=slab, stages=stages)
+    except RuntimeError as error:
+        text = f"no room for the buffers of {stages} batches: {error}"
+        raise OutOfDeviceMemory(text) from None
+
+
+def paces_of(loaded: Loaded, most_rows: int) -> dict[str, Pace]:
+    """Return the pace of each layer whose shape was measured, by full name.
+
+    Args:
+        loaded: layers and curves.
+        most_rows: of one batch.
+    """
+    by_shape = {shape: pace_of(curve, most_rows) for shape, curve in loaded.curves.items()}
+    specs = (layer.spec for layer in loaded.registry)
+    return {spec.name: by_shape[spec.shape] for spec in specs if spec.shape in by_shape}
