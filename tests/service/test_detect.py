@@ -1,6 +1,7 @@
 """Which format a folder is taken for, and that nothing unknown is taken for something known."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -158,3 +159,26 @@ def test_two_formats_need_no_configuration() -> None:
         (["a.weight", "a.bias"], "plain"),
     ):
         assert detect(Path("x"), None, dict.fromkeys(names)).family == expected
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"quantization_config": None, "compression_config": {"quant_method": "gptq"}},
+        {"text_config": {"quantization_config": {"quant_method": "gptq"}}},
+        {
+            "quantization_config": {"quant_method": "gptq"},
+            "text_config": {"quantization_config": {"quant_method": "awq"}},
+        },
+    ],
+)
+def test_where_a_model_says_how_it_is_quantized(config: dict[str, Any], tmp_path: Path) -> None:
+    assert family(write(tmp_path, config=config)) == "gptq"
+
+
+def test_a_name_among_many_that_stands_twice_is_found_at_once(tmp_path: Path) -> None:
+    pairs = ",".join(f'"a{i}":0' for i in range(50_000))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="a49999: the name stands twice"):
+        read_configuration(write(tmp_path, config=f'{{{pairs},"a49999":0}}'))
+    assert time.process_time() - started < 2
