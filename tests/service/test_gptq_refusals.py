@@ -222,3 +222,12 @@ def test_damage_anywhere_loads_or_is_one_clean_error(
         sentence = str(error)
     assert sentence.startswith(str(folder))
     assert sentence.isprintable()
+
+
+def test_an_order_that_is_announced_but_not_there_is_missed(tmp_path: Path) -> None:
+    tensors = without("g_idx")
+    with pytest.raises(CheckpointError, match=r"layer\.g_idx: is missing .* desc_act is true"):
+        open_checkpoint(write_checkpoint(tmp_path, tensors, desc_act=True))
+    open_checkpoint(write_checkpoint(tmp_path, tensors, desc_act=True, static_groups=True))
+    one = {name: t for name, t in gptq_tensors(group_size=-1).items() if "g_idx" not in name}
+    open_checkpoint(write_checkpoint(tmp_path, one, desc_act=True, group_size=-1))
