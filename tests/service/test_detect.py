@@ -176,6 +176,14 @@ def test_where_a_model_says_how_it_is_quantized(config: dict[str, Any], tmp_path
     assert family(write(tmp_path, config=config)) == "gptq"
 
 
+def test_a_file_too_large_for_a_configuration_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qlinear_service.checkpoints.strict_json.MAX_FILE_BYTES", 10)
+    with pytest.raises(CheckpointError, match=r"config\.json: has 11 bytes; expected at most 10"):
+        read_configuration(write(tmp_path, config='{"a":12345}'))
+
+
 def test_a_name_among_many_that_stands_twice_is_found_at_once(tmp_path: Path) -> None:
     pairs = ",".join(f'"a{i}":0' for i in range(50_000))
     started = time.process_time()

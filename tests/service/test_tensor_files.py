@@ -222,3 +222,17 @@ def test_a_file_that_memory_does_not_suffice_to_map_is_named(
     monkeypatch.setattr(file, "_mapped", fail)
     with pytest.raises(CheckpointError, match=r"x\.safetensors: a: cannot be mapped: unable to"):
         file.load("a")
+
+
+def test_hidden_files_are_left_overs_of_other_programs(tmp_path: Path) -> None:
+    save_file(ONE, tmp_path / "model.safetensors")
+    (tmp_path / "._model.safetensors").write_bytes(b"Mac OS X")
+    assert set(TensorFiles(tmp_path).tensors) == {"a"}
+
+
+def test_metadata_gives_names_to_tensors_of_its_own_file_only(tmp_path: Path) -> None:
+    save_file(ONE, tmp_path / "1.safetensors", {"mine": "a", "its": "b"})
+    save_file(TWO, tmp_path / "2.safetensors")
+    files = TensorFiles(tmp_path)
+    assert set(files.tensors) == {"a", "b", "mine"}
+    assert torch.equal(files.load("mine"), ONE["a"])
