@@ -176,6 +176,15 @@ def test_where_a_model_says_how_it_is_quantized(config: dict[str, Any], tmp_path
     assert family(write(tmp_path, config=config)) == "gptq"
 
 
+def test_what_a_terminal_would_obey_is_not_repeated(tmp_path: Path) -> None:
+    odd = "a\n\x1b[31m\ud800"
+    text = f"{{{json.dumps(odd)}:1,{json.dumps(odd)}:2}}"
+    with pytest.raises(CheckpointError, match=r"a\?\?\[31m\?: the name stands twice"):
+        read_configuration(write(tmp_path, config=text))
+    folder = write_checkpoint(tmp_path / "model", meta={"quantizer": [odd]})
+    assert open_checkpoint(folder).layers[0].source.tool == "a??[31m?"
+
+
 def test_a_file_too_large_for_a_configuration_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
