@@ -24,6 +24,8 @@ Texts are written for the caller: what was given, what is expected, how to fix i
 
 from pathlib import Path
 
+from qlinear_service.log_values import printable
+
 __all__ = [
     "BuildError",
     "Cancelled",
@@ -79,11 +81,12 @@ class CheckpointError(QlinearError):
     """
 
     def __init__(self, path: str | Path, problem: str, *, tensor: str | None = None) -> None:
-        self.path = str(path)
-        self.tensor = tensor
-        self.problem = problem
-        where = self.path if tensor is None else f"{self.path}: {tensor}"
-        super().__init__(f"{where}: {problem}")
+        # Names come from files and may hold anything.
+        self.path = printable(str(path))
+        self.tensor = None if tensor is None else printable(tensor)
+        self.problem = printable(problem)
+        where = self.path if tensor is None else f"{self.path}: {self.tensor}"
+        super().__init__(f"{where}: {self.problem}")
 
 
 class RequestError(QlinearError):

@@ -17,6 +17,7 @@ import torch
 from qlinear_service.dtypes import DType
 from qlinear_service.errors import InvalidRequest, UnknownLayer
 from qlinear_service.kernels import layout
+from qlinear_service.log_values import printable
 
 __all__ = [
     "UNQUANTIZED_BITS",
@@ -41,6 +42,10 @@ class Source:
     """How the checkpoint packs codes, e.g. "gptq", "gptq_v2"."""
     method: str = ""
     """How the codes were chosen, e.g. "gptq", "rtn"."""
+
+    def __post_init__(self) -> None:
+        for name in ("tool", "format", "method"):  # from files: they may hold anything
+            object.__setattr__(self, name, printable(getattr(self, name)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

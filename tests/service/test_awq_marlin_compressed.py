@@ -88,8 +88,8 @@ def group(**values: Any) -> dict[str, Any]:
          r"layer\.bias: has shape \[64\]; expected \[256\]"),
         (CT, {"weight_scale": None}, r"layer\.weight_scale: is missing"),
         (CT, {"weight_shape": None}, r"layer\.weight_shape: is missing"),
-        (CT, {"weight_zero_point": None}, r"layer: has 4 bits, 4 groups along k = 128, with"
-         "out weight_zero_point, but the configuration has 4 bits, group_size 32, asymmetric"),
+        (CT, {"weight_zero_point": None}, r"layer: has 4 bits, 4 groups of 32 along k = 128, with"
+         "out weight_zero_point, without weight_g_idx, but the configuration has 4 bits, group_si"),
         (CT, {"weight_zero_point": i32(8, 3)}, r"has shape \[8, 3\]; expected \[8, 4\]"),
         (CT, {"weight_zero_point": torch.full((64, 4), 9, dtype=torch.int8)},
          r"layer\.weight_zero_point: holds 9; expected -8 \.\. 7"),
@@ -120,6 +120,7 @@ def test_a_faulty_tensor_is_named(
         (AWQ, {"w_bit": 8}, "bits is 8; AWQ checkpoints of 4 are loaded"),
         (AWQ, {"zero_point": "yes"}, "zero_point is 'yes'; expected true or false"),
         (AWQ, {"q_group_size": 64}, r"layer\.scales: has shape \[3, 64\]; expected \[2, 64\]"),
+        (AWQ, {"q_group_size": 40, "dynamic": {"x": {"group_size": 32}}}, "several of the group"),
         (AWQ, {"q_group_size": 0}, "group_size is 0; expected -1 or more than 0"),
         (MARLIN, {"bits": 8}, "bits is 8; Marlin files have 4"),
         (MARLIN, {"sym": False}, "sym is False; Marlin files have True"),
@@ -138,11 +139,13 @@ def test_a_faulty_tensor_is_named(
         (CT, {"config_groups": group(strategy="block")}, "strategy 'block'; group, channel"),
         (CT, {"config_groups": group(group_size=0)}, "has group_size 0; expected"),
         (CT, {"config_groups": group(symmetric="no")}, "has symmetric 'no'"),
-        (CT, {"config_groups": group(symmetric=True)}, "with weight_zero_point, but the"),
-        (CT, {"config_groups": group(group_size=64)}, "4 groups along k = 128"),
+        (CT, {"config_groups": group(symmetric=True)}, "with weight_zero_point, without weight_g"),
+        (CT, {"config_groups": group(group_size=64)}, "4 groups of 32 along k = 128"),
         (CT, {"config_groups": group(num_bits=8)}, "with 8 bits does not match"),
         (CT, {"config_groups": {"g": group()["group_0"] | {"input_activations": {}}}},
          r"quantizes activations \(input_activations\), which is not loaded"),
+        (CT, {"config_groups": {"g": group()["group_0"] | {"output_activations": {}}}},
+         r"quantizes activations \(output_activations\), which is not loaded"),
         (CT, {"config_groups": {"g": group()["group_0"] | {"format": "float-quantized"}}},
          "has format 'float-quantized'; pack-quantized is loaded"),
     ],
@@ -160,7 +163,7 @@ def test_a_setting_that_is_not_loaded_is_named(
     [
         {"config_groups": {"W4A16_ASYM": ["Linear"]}},
         {"config_groups": {"a": group(num_bits=8)["group_0"], "b": group()["group_0"]}},
-        {"config_groups": group(actorder=True, observer="mse")},
+        {"config_groups": group(actorder="weight", observer="mse")},
         {"sparsity_config": {"format": "dense"}, "quantization_status": None},
     ],
 )
@@ -186,7 +189,7 @@ def test_zero_points_in_the_middle_beside_symmetric_codes_are_ignored(tmp_path: 
     layer = loaded(folder).load("layer")
     assert layer.spec.symmetric
     assert weight_hash(layer) == weight_hashes(vector)["layer"]
-    with pytest.raises(CheckpointError, match="with weight_zero_point, but the configuration has"):
+    with pytest.raises(CheckpointError, match="with weight_zero_point, without weight_g_idx, but"):
         loaded(edited(tmp_path / "b", vector, {"weight_zero_point": middle + 1}))
 
 
@@ -199,6 +202,39 @@ def test_one_zero_point_for_the_whole_layer(tmp_path: Path) -> None:
         layer = loaded(folder).load("layer")
         assert (layer.zeros is None) == (offset == 0)
         assert layer.zeros is None or layer.zeros.unique().tolist() == [8 + offset]
+
+
+def test_signed_zero_points_of_eight_bits_take_their_whole_range(tmp_path: Path) -> None:
+    vector = "ct-layer-n128-k512-g128-sym-w8-bf16"
+    zeros = torch.arange(-128, 384).view(128, 4).clamp(max=127).to(torch.int8)
+    groups = group(num_bits=8, group_size=128)
+    folder = edited(tmp_path, vector, {"weight_zero_point": zeros}, config_groups=groups)
+    layer = loaded(folder).load("layer")
+    assert layer.zeros is not None
+    assert torch.equal(layer.zeros.T.int(), zeros.int() + 128)
+
+
+@pytest.mark.parametrize("features", [1, 65])
+def test_a_slab_may_be_a_single_output_feature(features: int, tmp_path: Path) -> None:
+    vector = "ct-layer-n1000-k128-g128-sym"
+    stored = load_file(VECTORS / vector / "model.safetensors")
+    parts = {s: stored[f"layer.{s}"][:features].clone() for s in ("weight_packed", "weight_scale")}
+    shape = torch.tensor([features, 128])
+    checkpoint = loaded(edited(tmp_path, vector, {**parts, "weight_shape": shape}))
+    last = checkpoint.load("layer", features - 1, features)
+    whole = open_checkpoint(VECTORS / vector).load("layer")
+    assert torch.equal(last.codes, whole.codes[:, features - 1 : features])
+
+
+def test_a_group_size_that_does_not_divide_k_is_refused(tmp_path: Path) -> None:
+    """Two equal groups of 192 would be a guess: the configuration says 256 and 128."""
+    vector = "ct-old06-layer-n128-k384-g128-asym-int8-zp"
+    parts: dict[str, torch.Tensor | None] = {
+        "weight_scale": torch.ones(128, 2, dtype=HALF),
+        "weight_zero_point": torch.ones(128, 2, dtype=torch.int8),
+    }
+    with pytest.raises(CheckpointError, match=r"2 groups of 192 along k = 384, .*group_size 256"):
+        loaded(edited(tmp_path, vector, parts, config_groups=group(group_size=256)))
 
 
 def test_an_order_of_minus_ones_is_none(tmp_path: Path) -> None:
@@ -219,3 +255,26 @@ def test_columns_that_may_be_padding_are_mentioned(
     caplog.clear()
     loaded(VECTORS / MARLIN)
     assert not caplog.text
+
+
+def test_an_order_that_is_announced_but_not_there_is_missed(tmp_path: Path) -> None:
+    for actorder in (True, "group", "dynamic"):
+        groups = group(actorder=actorder)
+        with pytest.raises(
+            CheckpointError, match=r"without weight_g_idx, .* asymmetric, act-order;"
+        ):
+            loaded(edited(tmp_path, CT, config_groups=groups))
+        order = torch.arange(128, dtype=torch.int32).flip(0) // 32
+        layer = loaded(edited(tmp_path, CT, {"weight_g_idx": order}, config_groups=groups))
+        assert layer.layers[0].has_k_permutation
+    channel = group(num_bits=4, strategy="channel", group_size=None, actorder="group")
+    loaded(edited(tmp_path, "ct-layer-n64-k1024-channel-asym", config_groups=channel))
+
+
+@pytest.mark.parametrize(("base", "stray"), [(CT, AWQ), (AWQ, CT), (AWQ, MARLIN)])
+def test_a_module_of_another_format_is_named(base: str, stray: str, tmp_path: Path) -> None:
+    folder = edited(tmp_path, base)
+    other = load_file(VECTORS / stray / "model.safetensors")
+    save_file({f"other.{name}": t for name, t in other.items()}, folder / "other.safetensors")
+    with pytest.raises(CheckpointError, match=r"other\.layer\.\w+: is not part of the format that"):
+        open_checkpoint(folder)

@@ -1,6 +1,7 @@
 """Which format a folder is taken for, and that nothing unknown is taken for something known."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -158,3 +159,43 @@ def test_two_formats_need_no_configuration() -> None:
         (["a.weight", "a.bias"], "plain"),
     ):
         assert detect(Path("x"), None, dict.fromkeys(names)).family == expected
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"quantization_config": None, "compression_config": {"quant_method": "gptq"}},
+        {"text_config": {"quantization_config": {"quant_method": "gptq"}}},
+        {
+            "quantization_config": {"quant_method": "gptq"},
+            "text_config": {"quantization_config": {"quant_method": "awq"}},
+        },
+    ],
+)
+def test_where_a_model_says_how_it_is_quantized(config: dict[str, Any], tmp_path: Path) -> None:
+    assert family(write(tmp_path, config=config)) == "gptq"
+
+
+def test_what_a_terminal_would_obey_is_not_repeated(tmp_path: Path) -> None:
+    odd = "a\n\x1b[31m\ud800"
+    text = f"{{{json.dumps(odd)}:1,{json.dumps(odd)}:2}}"
+    with pytest.raises(CheckpointError, match=r"a\?\?\[31m\?: the name stands twice"):
+        read_configuration(write(tmp_path, config=text))
+    folder = write_checkpoint(tmp_path / "model", meta={"quantizer": [odd]})
+    assert open_checkpoint(folder).layers[0].source.tool == "a??[31m?"
+
+
+def test_a_file_too_large_for_a_configuration_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qlinear_service.checkpoints.strict_json.MAX_FILE_BYTES", 10)
+    with pytest.raises(CheckpointError, match=r"config\.json: has 11 bytes; expected at most 10"):
+        read_configuration(write(tmp_path, config='{"a":12345}'))
+
+
+def test_a_name_among_many_that_stands_twice_is_found_at_once(tmp_path: Path) -> None:
+    pairs = ",".join(f'"a{i}":0' for i in range(50_000))
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="a49999: the name stands twice"):
+        read_configuration(write(tmp_path, config=f'{{{pairs},"a49999":0}}'))
+    assert time.process_time() - started < 2

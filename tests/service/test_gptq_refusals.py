@@ -83,6 +83,7 @@ def test_a_faulty_tensor_is_named(
         ({"data_type": "mx_fp"}, "data_type is 'mx_fp'"),
         ({"act_bits": 8}, "act_bits is 8"),
         ({"adapter": {"name": "lora"}}, "adapter is set"),
+        ({"rotation": "hadamard"}, "rotation is set"),
         ({"dynamic": {"lm_head": 8}}, "dynamic has 8 for 'lm_head'; expected a JSON object"),
         ({"dynamic": [1]}, r"dynamic is \[1\]"),
     ],
@@ -157,6 +158,17 @@ def test_a_foreign_tensor_of_a_served_module_is_warned_about(
     assert "layer.perm" in caplog.text
 
 
+def test_a_tensor_that_the_index_does_not_place_is_named(tmp_path: Path) -> None:
+    folder = write_checkpoint(
+        tmp_path, gptq_tensors() | {"stray": torch.zeros(1)}, name="1.safetensors"
+    )
+    weight_map = dict.fromkeys(gptq_tensors(), "1.safetensors")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    reasons = dict(open_checkpoint(folder).skipped)
+    assert reasons == {"stray in 1.safetensors": "the index does not place it there"}
+
+
 MALFORMED = sorted(path.name for path in (VECTORS / "malformed").iterdir())
 # What the sentence must name, where vector.json expects a refusal.
 NAMED = {
@@ -222,3 +234,29 @@ def test_damage_anywhere_loads_or_is_one_clean_error(
         sentence = str(error)
     assert sentence.startswith(str(folder))
     assert sentence.isprintable()
+
+
+def test_an_order_that_is_announced_but_not_there_is_missed(tmp_path: Path) -> None:
+    tensors = without("g_idx")
+    with pytest.raises(CheckpointError, match=r"layer\.g_idx: is missing .* desc_act is true"):
+        open_checkpoint(write_checkpoint(tmp_path, tensors, desc_act=True))
+    open_checkpoint(write_checkpoint(tmp_path, tensors, desc_act=True, static_groups=True))
+    one = {name: t for name, t in gptq_tensors(group_size=-1).items() if "g_idx" not in name}
+    open_checkpoint(write_checkpoint(tmp_path, one, desc_act=True, group_size=-1))
+
+
+def test_a_zero_point_that_eight_bits_cannot_hold_is_named(tmp_path: Path) -> None:
+    """v1 says 255 for 256; in a byte it would become 0. The place is that of the whole layer."""
+    zeros = torch.full((2, 24), 0x7F7F7F7F).int()
+    zeros[1, 17] = -1
+    tensors = {
+        "layer.qweight": torch.zeros(16, 96).int(), "layer.qzeros": zeros,
+        "layer.scales": torch.ones(2, 96).half(),
+    }  # fmt: skip
+    checkpoint = open_checkpoint(write_checkpoint(tmp_path, tensors, bits=8, sym=False))
+    with pytest.raises(CheckpointError, match="group 1, column 68 is 255, which v1 means as 256"):
+        checkpoint.load("layer", 64, 96)
+    tensors["layer.scales"][1, 70] = torch.nan
+    checkpoint = open_checkpoint(write_checkpoint(tmp_path, tensors, bits=8, sym=False))
+    with pytest.raises(CheckpointError, match=r"layer\.scales: group 1, column 70 is nan"):
+        checkpoint.load("layer", 64, 96)

@@ -80,6 +80,16 @@ def test_targets_and_names_that_cannot_be_used(
     ]  # fmt: skip
 
 
+def test_a_device_is_not_replaced_by_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "device")
+    code, _, err = call(capsys, "pack", VECTORS / SMALL, "-o", tmp_path / "device", "--force")
+    assert code == 1
+    assert "device: is not a regular file" in err
+    assert not (tmp_path / "device").is_file()
+
+
 def test_sources_that_cannot_be_packed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = VECTORS / "malformed" / "scales-nan"
     code, _, err = call(capsys, "pack", broken, "-o", tmp_path / "x")

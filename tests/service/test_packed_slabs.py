@@ -1,5 +1,6 @@
 """Layers that are written slab by slab make the same file, and wrong slabs make none."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from random_layers import random_layer
 from qlinear_service.kernels.assembly import Slabs
 from qlinear_service.kernels.packing import pack
 from qlinear_service.layers import QuantizedLinear
-from qlinear_service.packed_writer import write_packed
+from qlinear_service.packed_writer import planned_bytes, write_packed
 
 
 def cut(layer: QuantizedLinear, step: int) -> Iterator[QuantizedLinear]:
@@ -58,6 +59,33 @@ def test_slabs_that_are_no_layer_are_a_programming_error(fault: str, tmp_path: P
     with pytest.raises(ValueError, match=r"features"):
         write_packed(tmp_path / "x", "test", [Slabs(layer.spec, iter(parts))], specs=[layer.spec])
     assert not list(tmp_path.iterdir())
+
+
+def test_a_system_that_writes_less_than_it_is_given_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = write_layers(tmp_path / "whole", large_layers()).read_bytes()
+    real = os.pwrite
+
+    def half(descriptor: int, content: memoryview, place: int) -> int:
+        return real(descriptor, content[: -(-content.nbytes // 2)], place)
+
+    monkeypatch.setattr("os.pwrite", half)
+    assert write_layers(tmp_path / "x", large_layers()).read_bytes() == whole
+
+
+def test_a_flush_that_fails_at_the_end_fails_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    layers = [pack(random_layer(n=64, k=128))]
+    every_byte = planned_bytes([layers[0].spec])
+    monkeypatch.setattr("qlinear_service.partial_file.FLUSH_BYTES", every_byte)
+    monkeypatch.setattr("os.fdatasync", fail)
+    with pytest.raises(Exception, match=r"x: cannot be written: Input/output error"):
+        write_layers(tmp_path / "x", layers)
 
 
 def test_a_disk_that_fails_is_one_sentence_and_leaves_nothing(

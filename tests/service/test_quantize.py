@@ -171,6 +171,15 @@ def test_calibration_files_that_cannot_be_used(
         errors_of(folder, treatment="mse", calibration=tmp_path / "absent")
 
 
+def test_a_calibration_file_of_another_model_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write_plain(folder, {"a.weight": weights(k=128)})
+    save_file({"a.weight": torch.ones(128)}, tmp_path / "moments")
+    with pytest.raises(CheckpointError, match="no tensor that is called like a module, such as a;"):
+        errors_of(folder, treatment="mse", calibration=tmp_path / "moments")
+
+
 def test_weights_that_are_not_finite_are_named(tmp_path: Path) -> None:
     weight = weights(n=100)
     weight[70, 3] = torch.inf

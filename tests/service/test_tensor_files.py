@@ -202,3 +202,37 @@ def test_metadata_and_padded_headers_are_read(tmp_path: Path) -> None:
     file = SafetensorsFile(write_raw(tmp_path / "x.safetensors", header, b"1234"))
     assert file.metadata == {"made": "here"}
     assert bytes(file.load("a").tolist()) == b"1234"
+
+
+@pytest.mark.parametrize("start", [b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"])
+def test_a_header_whose_length_looks_like_a_pickle_is_read(start: bytes, tmp_path: Path) -> None:
+    header = f'{{"a":{entry(0, 4)}}}'.ljust(int.from_bytes(start, "little"))
+    path = write_raw(tmp_path / "x.safetensors", header, b"1234")
+    assert path.read_bytes().startswith(start)
+    assert bytes(SafetensorsFile(path).load("a").tolist()) == b"1234"
+
+
+def test_a_file_that_memory_does_not_suffice_to_map_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(name: str) -> torch.Tensor:
+        raise RuntimeError("unable to mmap 7 bytes")
+
+    file = SafetensorsFile(write_raw(tmp_path / "x.safetensors", f'{{"a":{entry(0, 4)}}}', b"1234"))
+    monkeypatch.setattr(file, "_mapped", fail)
+    with pytest.raises(CheckpointError, match=r"x\.safetensors: a: cannot be mapped: unable to"):
+        file.load("a")
+
+
+def test_hidden_files_are_left_overs_of_other_programs(tmp_path: Path) -> None:
+    save_file(ONE, tmp_path / "model.safetensors")
+    (tmp_path / "._model.safetensors").write_bytes(b"Mac OS X")
+    assert set(TensorFiles(tmp_path).tensors) == {"a"}
+
+
+def test_metadata_gives_names_to_tensors_of_its_own_file_only(tmp_path: Path) -> None:
+    save_file(ONE, tmp_path / "1.safetensors", {"mine": "a", "its": "b"})
+    save_file(TWO, tmp_path / "2.safetensors")
+    files = TensorFiles(tmp_path)
+    assert set(files.tensors) == {"a", "b", "mine"}
+    assert torch.equal(files.load("mine"), ONE["a"])

@@ -5,7 +5,7 @@ line in `_READERS`; files, configuration and detection are shared by all formats
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from qlinear_service.checkpoints import awq, compressed_tensors, gptq, marlin, strict_json
@@ -51,7 +51,8 @@ _ONLY_BESIDE_CODES = {
     "weight_g_idx": "weight_packed",
     "weight_shape": "weight_packed",
 }
-_CODES = ("qweight", "weight_packed", "B")
+_ONLY_CODES = ("qweight", "weight_packed")
+_CODES = (*_ONLY_CODES, "B")  # the last one is something else where there is no "s" beside it
 
 
 def open_checkpoint(
@@ -89,7 +90,7 @@ def open_checkpoint(
         raise CheckpointError(
             path, f"is said to hold {found.label}, but no tensor of it does; {_LOADED}"
         )
-    _check_pairs(opened)
+    _check_pairs(opened, modules)
     modules |= {
         module.spec.module: module for module in plain_modules(opened, plain or PlainOptions())
     }
@@ -111,8 +112,8 @@ def _model_type(folder: Path) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _check_pairs(opened: Opened) -> None:
-    """Refuse modules with two weights, and parts of quantized modules without codes."""
+def _check_pairs(opened: Opened, read: Mapping[str, Module]) -> None:
+    """Refuse modules with two weights, of another format, and parts of them without codes."""
     for name, tensors in opened.modules.items():
         codes = next((suffix for suffix in _CODES if suffix in tensors), None)
         if codes is not None and "weight" in tensors:
@@ -120,6 +121,13 @@ def _check_pairs(opened: Opened) -> None:
                 tensors["weight"].path,
                 f"stands beside a {codes} of the same module; expected one of the two",
                 tensor=f"{name}.weight",
+            )
+        if name not in read and (codes in _ONLY_CODES or (codes == "B" and "s" in tensors)):
+            raise CheckpointError(
+                tensors[codes].path,
+                f"is not part of the format that the rest was taken for ({opened.found.label}); "
+                "one folder holds one format: quantize again, all of it alike",
+                tensor=f"{name}.{codes}",
             )
         for suffix, needed in _ONLY_BESIDE_CODES.items():
             if suffix in tensors and codes is None:

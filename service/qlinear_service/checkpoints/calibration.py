@@ -4,6 +4,7 @@ An ordinary safetensors file: for each module a tensor of its name, float [k], w
 of its activations. Whoever has the model can collect them with a few hooks (docs/checkpoints.md).
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -15,10 +16,24 @@ __all__ = ["Calibration"]
 
 
 class Calibration:
-    """An open calibration file."""
+    """An open calibration file.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: the file.
+        modules: those that are quantized; it must hold at least one of them.
+
+    Raises:
+        CheckpointError: it cannot be read, or belongs to another model.
+    """
+
+    def __init__(self, path: Path, modules: Sequence[str]) -> None:
         self._file = SafetensorsFile(path)
+        if modules and not any(module in self._file.tensors for module in modules):
+            raise CheckpointError(
+                path,
+                f"holds no tensor that is called like a module, such as {modules[0]}; expected the "
+                "mean squares of this model's activations",
+            )
 
     def of(self, module: str, k: int) -> torch.Tensor | None:
         """Return the second moments of a module's inputs, float32 [k]; None if there are none.

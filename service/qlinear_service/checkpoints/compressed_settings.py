@@ -22,16 +22,28 @@ class Scheme(NamedTuple):
     group_size: int | None
     """-1 is one group; None where the configuration does not say."""
     symmetric: bool
+    ordered: bool = False
+    """Act-order: the tensors say of each input feature which group it is in."""
 
     def __str__(self) -> str:
         size = "" if self.group_size is None else f", group_size {self.group_size}"
-        return f"{self.bits} bits{size}, {'symmetric' if self.symmetric else 'asymmetric'}"
+        order = ", act-order" if self.ordered else ""
+        return f"{self.bits} bits{size}, {'symmetric' if self.symmetric else 'asymmetric'}{order}"
 
-    def describes(self, bits: int, groups: int, k: int, *, symmetric: bool) -> bool:
-        """Say whether a module with so many groups along its k features may belong to it."""
+    def describes(self, bits: int, groups: int, k: int, *, symmetric: bool, listed: bool) -> bool:
+        """Say whether a module with so many groups along its k features may belong to it.
+
+        Args:
+            bits: of one code.
+            groups: that the module has scales for.
+            k: input features.
+            symmetric: it has no zero points.
+            listed: it says of each feature which group that is in; otherwise all are equally long.
+        """
         size = self.group_size
         expected = 1 if size is None or size == -1 else -(-k // size)
-        same_groups = size is None or groups == expected
+        even = not self.ordered and (size is None or groups * size == k)
+        same_groups = (size is None or groups == expected) and (listed or groups == 1 or even)
         return (self.bits, self.symmetric) == (bits, symmetric) and same_groups
 
 
@@ -85,7 +97,8 @@ def _scheme(config: QuantizationConfig, name: str, group: Any) -> Scheme:
     symmetric = weights.get("symmetric", True)
     if not isinstance(symmetric, bool):
         raise _error(config, name, f"has symmetric {symmetric!r}; expected true or false")
-    return Scheme(int(bits), _group_size(config, name, weights, strategy), symmetric)
+    ordered = weights.get("actorder") in (True, "group", "dynamic")
+    return Scheme(int(bits), _group_size(config, name, weights, strategy), symmetric, ordered)
 
 
 def _group_size(

@@ -159,15 +159,21 @@ def _check_schemes(
     # Zero points that are all in the middle change nothing, whatever the configuration says.
     silent = "weight_zero_point" in tensors and not asymmetric
     kinds = (True, False) if silent else (not asymmetric,)
+    listed = "weight_g_idx" in tensors
     if not schemes or any(
-        scheme.describes(bits, groups, k, symmetric=kind) for scheme in schemes for kind in kinds
+        scheme.describes(bits, groups, k, symmetric=kind, listed=listed)
+        for scheme in schemes
+        for kind in kinds
     ):
         return
+    sizes = f"{groups} groups" if listed or groups == 1 else f"{groups} groups of {k // groups}"
     zero_points = "with" if asymmetric else "without"
+    order = "with" if listed else "without"
     raise CheckpointError(
         tensors["weight_packed"].path,
-        f"has {bits} bits, {groups} groups along k = {k}, {zero_points} weight_zero_point, but the "
-        f"configuration has {'; '.join(map(str, schemes))}; the file or its config.json is wrong",
+        f"has {bits} bits, {sizes} along k = {k}, {zero_points} weight_zero_point, {order} "
+        f"weight_g_idx, but the configuration has {'; '.join(map(str, schemes))}; the file or its "
+        "config.json is wrong",
         tensor=name,
     )
 
@@ -195,7 +201,8 @@ def _asymmetric(
     stored = files.load(f"{name}.weight_zero_point")
     half = 1 << (bits - 1)
     if not packed:
-        beyond = (stored < -half) | (stored >= half)
+        wide = stored.int()  # 128 is no int8
+        beyond = (wide < -half) | (wide >= half)
         if bool(beyond.any()):
             raise CheckpointError(
                 info.path,

@@ -22,6 +22,7 @@ CONFIG_FILES = (
 )
 """Where tools write the quantization settings, in the order in which they are trusted."""
 
+_QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 _ALIASES = {"method": "quant_method", "w_bit": "bits", "q_group_size": "group_size"}
 # Two files must agree on these. desc_act and static_groups are left out on purpose: tools write
 # them wrongly, and the g_idx tensor tells the truth.
@@ -111,7 +112,7 @@ def _settings(path: Path) -> dict[str, Any] | None:
     """Return the non-null quantization settings of one file under their usual names."""
     content: Any = strict_json.read_object(path)
     if path.name == "config.json":
-        content = content.get("quantization_config", content.get("compression_config"))
+        content = _quantization(content)
         if content is None:
             return None
         if not isinstance(content, dict):
@@ -128,6 +129,14 @@ def _settings(path: Path) -> dict[str, Any] | None:
                 path, f"says {settings[name]!r} and {value!r} for {name}; expected one value"
             )
     return settings
+
+
+def _quantization(config: dict[str, Any]) -> Any:
+    """Return what a model's configuration says of its quantization; None if nothing."""
+    text = config.get("text_config")  # of models that see or hear, too
+    places = (config, text) if isinstance(text, dict) else (config,)
+    found = (place.get(key) for place in places for key in _QUANTIZATION_KEYS)
+    return next((settings for settings in found if settings is not None), None)
 
 
 def _same(one: object, other: object) -> bool:

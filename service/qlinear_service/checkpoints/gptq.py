@@ -66,7 +66,15 @@ def _module(
     word_wise = "gptqmodel" in settings.quantizer.lower()
     zero_points = ZeroPoints(setting.bits, minus_one=minus_one, word_wise=word_wise)
     used = {s: tensors[s] for s in ("qweight", "qzeros", "scales", "g_idx", "bias") if s in tensors}
-    grouping = _grouping(opened.files, name, tensors, k, found, groups=used["scales"].shape[0])
+    groups = used["scales"].shape[0]
+    if "g_idx" not in tensors and settings.ordered and groups > 1:
+        raise CheckpointError(
+            tensors["qweight"].path,
+            f"is missing beside {name}.qweight, but desc_act is true: without it nobody knows "
+            "which input features share a scale; download the folder again",
+            tensor=f"{name}.g_idx",
+        )
+    grouping = _grouping(opened.files, name, tensors, k, found, groups=groups)
     symmetric = claims.pop() if len(claims) == 1 else None
     if symmetric is None:
         stored = unpack_columns(opened.files.load(f"{name}.qzeros"), bits=setting.bits)[:, :n]

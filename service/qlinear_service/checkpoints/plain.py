@@ -56,10 +56,10 @@ def plain_modules(opened: Opened, options: PlainOptions) -> Iterator[Module]:
         treatment = "rtn" if opened.found.family == "plain" else "skip"
     if treatment == "skip":
         return
-    calibration = None if options.calibration is None else Calibration(options.calibration)
-    for name, tensors in opened.modules.items():
-        if why_not_linear(opened, name, tensors) is not None:
-            continue
+    names = [n for n, t in opened.modules.items() if why_not_linear(opened, n, t) is None]
+    calibration = None if options.calibration is None else Calibration(options.calibration, names)
+    for name in names:
+        tensors = opened.modules[name]
         used = {suffix: tensors[suffix] for suffix in ("weight", "bias") if suffix in tensors}
         weight = used["weight"]
         if "bias" in used and used["bias"].shape != weight.shape[:1]:

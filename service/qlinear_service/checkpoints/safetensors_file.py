@@ -26,6 +26,7 @@ FLOAT_CODES = {"F16": DType.F16, "BF16": DType.BF16, "F32": DType.F32}
 
 _ITEM_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "BF16": 16, "BOOL": 8}
 _LENGTH_BYTES = 8  # the header's length, little-endian, in front of the header
+_MOST_HEADER_BYTES = 100_000_000  # what the library allows
 _REPAIR = "download or copy the file again"
 
 
@@ -53,10 +54,16 @@ class TensorInfo:
 
 
 def is_pickle(path: Path) -> bool:
-    """Say whether the file begins like a pickle or like the zip that torch.save writes."""
+    """Say whether the file begins like a pickle or like the zip that torch.save writes.
+
+    So may the length of a header: in a safetensors file a JSON object follows it.
+    """
     with path.open("rb") as file:
-        start = file.read(4)
-    return start == b"PK\x03\x04" or (start[:1] == b"\x80" and start[1:2] in b"\2\3\4\5")
+        start = file.read(_LENGTH_BYTES + 1)
+    length = int.from_bytes(start[:_LENGTH_BYTES], "little")
+    if start[_LENGTH_BYTES:] == b"{" and length <= _MOST_HEADER_BYTES:
+        return False
+    return start[:4] == b"PK\x03\x04" or (start[:1] == b"\x80" and start[1:2] in b"\2\3\4\5")
 
 
 class SafetensorsFile:
@@ -87,7 +94,7 @@ class SafetensorsFile:
         """Return the tensor `name` of `tensors`, a view of the mapped file."""
         try:
             return self._mapped(name)
-        except SafetensorError as error:
+        except (SafetensorError, RuntimeError) as error:  # the latter where memory cannot be had
             raise CheckpointError(self.path, f"cannot be mapped: {error}", tensor=name) from None
 
     def _refuse_foreign(self) -> None:
@@ -129,7 +136,7 @@ class SafetensorsFile:
         elif "header too large" in message or "invalid header length" in message:
             problem = (
                 f"its first 8 bytes announce a header of {length} bytes but {size - 8} follow "
-                f"(at most 100000000 are allowed); {_REPAIR}"
+                f"(at most {_MOST_HEADER_BYTES} are allowed); {_REPAIR}"
             )
         elif "not fully covered" in message:
             ends = [e["data_offsets"][1] for n, e in self._header().items() if n != "__metadata__"]

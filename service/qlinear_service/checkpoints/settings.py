@@ -41,6 +41,8 @@ class Settings:
 
     choices: tuple[Setting, ...]
     """The one of most modules, then those of others; each differs from those before it."""
+    ordered: bool
+    """Act-order: input features are not in groups of consecutive ones."""
     quantizer: str
     """The tool as the file names it."""
     source: Source
@@ -79,6 +81,7 @@ def read_settings(
     choices = dict.fromkeys([base, *_overrides(config, base)])
     return Settings(
         choices=tuple(choices),
+        ordered=config.get("desc_act") is True and config.get("static_groups") is not True,
         quantizer=_quantizer(config.get("meta")),
         source=_source(config, label, method),
     )

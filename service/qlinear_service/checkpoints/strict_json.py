@@ -6,6 +6,7 @@ damaged one ends in one sentence that names the file.
 
 import json
 import stat
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ class _DuplicateName(ValueError):
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise _DuplicateName(next(name for name in names if names.count(name) > 1))
+        counts = Counter(name for name, _ in pairs)
+        raise _DuplicateName(next(name for name, count in counts.items() if count > 1))
     return result
 
 

@@ -54,4 +54,6 @@ def unpack_columns(
 
 
 def _octets(words: torch.Tensor) -> torch.Tensor:
-    return words.contiguous().view(torch.uint8).view(*words.shape, 4)
+    # A dimension of size 1 may keep any stride and count as contiguous; bytes need strides of 1.
+    flat = words.contiguous().as_strided((words.numel(),), (1,))
+    return flat.view(torch.uint8).view(*words.shape, 4)

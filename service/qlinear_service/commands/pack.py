@@ -95,6 +95,10 @@ def run(args: argparse.Namespace) -> int:
 def _check_output(source: Path, output: Path, *, force: bool) -> None:
     if output.is_dir():
         raise CheckpointError(output, "is a folder; expected the name of the file to write")
+    if output.exists() and not output.is_file():  # --force would put a file in a device's place
+        raise CheckpointError(
+            output, "is not a regular file; expected the name of the file to write"
+        )
     if output.exists() and not force:
         raise CheckpointError(output, "exists already; --force replaces it")
     if not output.parent.is_dir():
