@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cuda/candidates.h"
 #include "cuda/linear_kernels.h"
 
 namespace qlinear::cuda {

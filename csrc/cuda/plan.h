@@ -1,8 +1,6 @@
 // From a problem and a device to a plan, and whether a plan can run; pure host code.
 #pragma once
 
-#include <functional>
-
 #include "linear_cuda.h"
 #include "partition.h"
 
@@ -17,13 +15,6 @@ void complete_plan(const ql_linear_params& params, ql_cuda_plan& plan);
 // Null if the plan can run on the device, else what is wrong with it.
 const char* plan_fault(const ql_linear_params& params, const ql_cuda_device& device,
                        const ql_cuda_plan& plan);
-
-// Shown a plan that can run, and the microseconds that the model expects of it.
-using SeeCandidate = std::function<void(const ql_cuda_plan& plan, double microseconds)>;
-
-// Shows every arrangement that choose_plan weighs, one after the other.
-void for_each_candidate(const ql_linear_params& params, const ql_cuda_device& device, int flags,
-                        const SeeCandidate& see);
 
 // The candidate that the model expects most of; the first of several.
 ql_cuda_plan choose_plan(const ql_linear_params& params, const ql_cuda_device& device, int flags);

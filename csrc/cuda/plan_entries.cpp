@@ -1,6 +1,6 @@
 // The planner behind its C interface, as far as it needs no GPU: both libraries hold these entries,
 // so that plans can be looked at where no CUDA library is.
-#include "cuda/plan.h"
+#include "cuda/candidates.h"
 
 using namespace qlinear::cuda;
 

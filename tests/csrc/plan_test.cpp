@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "checks.h"
+#include "cuda/candidates.h"
 #include "cuda/linear_kernels.h"
 #include "shapes.h"
 
