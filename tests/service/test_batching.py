@@ -1,6 +1,7 @@
 """The queue alone, on a clock of plain numbers: what enters, what leaves, in which order."""
 
 import itertools
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -288,3 +289,20 @@ def test_every_row_leaves_exactly_once(
                     del left[part.item]
     assert left == {}
     assert queue.rows == 0
+
+
+def test_places_that_nobody_asks_for_take_no_memory() -> None:
+    """For a moment two layers wait, then calls for one come as fast as they are served."""
+    queue = make_queue()
+    queue.admit([item(B), *(item(at=0.0) for _ in range(20))])
+    tracemalloc.start()
+    try:
+        for number in range(1, 3001):
+            queue.expire(number * 1e-3)
+            queue.take(number * 1e-3)
+            queue.admit([item(at=number * 1e-3) for _ in range(20 - min(queue.rows, 20))])
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert queue.rows == 20
+    assert used < 200_000
