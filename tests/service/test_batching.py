@@ -291,6 +291,22 @@ def test_every_row_leaves_exactly_once(
     assert queue.rows == 0
 
 
+def test_a_large_call_does_not_take_the_turns_of_those_that_have_waited_long() -> None:
+    """Urgent calls never end and the large one came first; the small one waits for half the age."""
+    queue = make_queue(rows=10_000)
+    large, small = item(rows=4000, priority=1), item(B)
+    queue.admit([large, small])
+    for number in range(400):
+        now = number * 0.01
+        if number % 2:
+            queue.admit([item(priority=2, rows=8, at=now)])
+        queue.take(now)
+        if small not in queue:
+            break
+    assert 2.5 < now < 2.6
+    assert large in queue
+
+
 def test_places_that_nobody_asks_for_take_no_memory() -> None:
     """For a moment two layers wait, then calls for one come as fast as they are served."""
     queue = make_queue()
