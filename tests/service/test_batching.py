@@ -1,7 +1,6 @@
 """The queue alone, on a clock of plain numbers: what enters, what leaves, in which order."""
 
 import itertools
-import tracemalloc
 from typing import Any
 
 import pytest
@@ -289,36 +288,3 @@ def test_every_row_leaves_exactly_once(
                     del left[part.item]
     assert left == {}
     assert queue.rows == 0
-
-
-def test_a_large_call_does_not_take_the_turns_of_those_that_have_waited_long() -> None:
-    """Urgent calls never end and the large one came first; the small one waits for half the age."""
-    queue = make_queue(rows=10_000)
-    large, small = item(rows=4000, priority=1), item(B)
-    queue.admit([large, small])
-    for number in range(400):
-        now = number * 0.01
-        if number % 2:
-            queue.admit([item(priority=2, rows=8, at=now)])
-        queue.take(now)
-        if small not in queue:
-            break
-    assert 2.5 < now < 2.6
-    assert large in queue
-
-
-def test_places_that_nobody_asks_for_take_no_memory() -> None:
-    """For a moment two layers wait, then calls for one come as fast as they are served."""
-    queue = make_queue()
-    queue.admit([item(B), *(item(at=0.0) for _ in range(20))])
-    tracemalloc.start()
-    try:
-        for number in range(1, 3001):
-            queue.expire(number * 1e-3)
-            queue.take(number * 1e-3)
-            queue.admit([item(at=number * 1e-3) for _ in range(20 - min(queue.rows, 20))])
-        used, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert queue.rows == 20
-    assert used < 200_000
