@@ -231,7 +231,7 @@ class KernelConfig(Group):
         maximum=MOST_THREADS,
     )
     cache_dir: Path = computed_option(  # noqa: RUF009 - a field specifier
-        default_cache_dir, "Folder of built kernels; may be read-only or absent."
+        default_cache_dir, "Folder of built kernels and measured costs; may be read-only or absent."
     )
     measure_seconds: float = option(
         10.0,

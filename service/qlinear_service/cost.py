@@ -4,7 +4,6 @@ Up to some tens of rows a layer costs one read of its weights, however many rows
 that ends is the sweet spot. Pure arithmetic; `curves.py` measures.
 """
 
-import math
 from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +13,9 @@ __all__ = ["TILE_EDGES", "CostCurve", "Steps"]
 
 TILE_EDGES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Rows at which kernels begin another tile, so that costs change behind them."""
+
+MOST_SECONDS = 3600.0
+"""Nothing that is served takes an hour: such a figure is damage, and endless sums would follow."""
 
 SWEET_SPOT_COST = 1.10
 """Most that a batch at the sweet spot may cost, as a multiple of what one row costs."""
@@ -43,8 +45,10 @@ class CostCurve:
         rows = [step.rows for step in self.steps]
         if rows[:1] != [1] or rows != sorted(set(rows)):
             raise ValueError(f"a cost curve has rows {rows}; expected ascending ones from 1 on")
-        if not all(0 < step.kernel_seconds <= step.seconds < math.inf for step in self.steps):
-            raise ValueError("a cost curve has a batch of no or endless time; expected seconds")
+        if not all(0 < step.kernel_seconds <= step.seconds < MOST_SECONDS for step in self.steps):
+            raise ValueError(
+                "a cost curve has a batch of no time, or of an hour or more; expected seconds"
+            )
 
     @cached_property
     def rows(self) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ Takes ten seconds at most, on the engine's thread, before anything is served. Wh
 kept under the cache folder, which may be read-only or absent: then each start measures anew.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -42,6 +44,17 @@ MOST_LAYERS = 8
 """Layers of a shape that take turns, so that the weights of large models are not in a cache."""
 
 FORMAT = 1
+
+UNREADABLE = (
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+"""What a damaged file may raise."""
 
 
 class Stepper(Protocol):
@@ -78,6 +91,7 @@ def cost_curves(
     cache_dir: Path,
     most_seconds: float,
     stop: threading.Event,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, CostCurve]:
     """Return the curve of each shape among `layers`, measured now or at an earlier start.
 
@@ -86,9 +100,10 @@ def cost_curves(
         layers: the loaded ones.
         device: what computes, in words that differ wherever costs may: kernels, threads, GPU.
         cache_dir: where curves are kept.
-        most_seconds: for all measures together; shapes that it does not suffice for have no curve,
-            and the next start measures them.
+        most_seconds: for all measures together; sizes that it does not suffice for are measured at
+            the next start.
         stop: set when nobody wants the result any more.
+        clock: seconds.
     """
     identity = f"{device}; layout {layout.VERSION}; {_processor()}"
     name = hashlib.sha256(identity.encode()).hexdigest()[:16]
@@ -97,16 +112,17 @@ def cost_curves(
     for layer in layers:
         by_shape.setdefault(layer.spec.shape, []).append(layer)
     kept = read_kept(file, identity)
-    missing = {shape: found for shape, found in by_shape.items() if shape not in kept}
-    started = time.perf_counter()
-    measured = measure_curves(stepper, missing, most_seconds=most_seconds, stop=stop)
-    seconds = time.perf_counter() - started
+    started = clock()
+    curves = measure_curves(
+        stepper, by_shape, most_seconds=most_seconds, stop=stop, clock=clock, known=kept
+    )
+    measured = {shape: curve for shape, curve in curves.items() if curve != kept.get(shape)}
+    seconds = clock() - started
     text = "cost_curves shapes=%d measured=%d seconds=%.3f"
     logger.info(text, len(by_shape), len(measured), seconds)
-    if measured:
+    if measured and not stop.is_set():  # what a stop has cut short would stay so
         _keep(file, identity, {**kept, **measured})
-    curves = {**kept, **measured}
-    return {shape: curves[shape] for shape in by_shape if shape in curves}
+    return curves
 
 
 def measure_curves(
@@ -116,24 +132,34 @@ def measure_curves(
     most_seconds: float,
     stop: threading.Event,
     clock: Callable[[], float] = time.perf_counter,
+    known: Mapping[str, CostCurve] = MappingProxyType({}),
 ) -> dict[str, CostCurve]:
     """Return a curve for each shape, as far as the time suffices: all shapes at few rows first.
 
     Again and again, until a pass finds nothing much quicker: other work on the machine makes single
-    measures longer, and passes are apart in time.
+    measures longer, and passes are apart in time. Sizes of `known` curves are not measured.
     """
     end = clock() + most_seconds
-    best: dict[str, dict[int, Steps]] = {shape: {} for shape in by_shape}
+    best: dict[str, dict[int, Steps]] = {
+        shape: {step.rows: step for step in known[shape].steps} if shape in known else {}
+        for shape in by_shape
+    }
+    missing = [
+        (rows, shape) for rows in TILE_EDGES for shape in by_shape if rows not in best[shape]
+    ]
     for _ in range(MOST_PASSES):
         gains = [
-            _measure(stepper, layers[:MOST_LAYERS], rows, best[shape], end, clock)
-            for rows in TILE_EDGES
-            for shape, layers in by_shape.items()
+            _measure(stepper, by_shape[shape][:MOST_LAYERS], rows, best[shape], end, clock)
+            for rows, shape in missing
             if not stop.is_set()
         ]
         if max(gains, default=0.0) < SMALL_GAIN:
             break
-    return {shape: CostCurve(steps=tuple(steps.values())) for shape, steps in best.items() if steps}
+    return {
+        shape: CostCurve(steps=tuple(sorted(steps.values())))
+        for shape, steps in best.items()
+        if steps
+    }
 
 
 def _measure(
@@ -191,7 +217,7 @@ def read_kept(file: Path, identity: str) -> dict[str, CostCurve]:
         }
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except UNREADABLE as error:
         logger.warning("curves_unreadable file=%s error=%s", quoted(str(file)), quoted(str(error)))
         return {}
 
@@ -209,6 +235,8 @@ def _keep(file: Path, identity: str, curves: Mapping[str, CostCurve]) -> None:
         written.write_text(text)
         publish(written, file)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            written.unlink()  # a full disk leaves a part
         logger.info("curves_not_kept file=%s error=%s", quoted(str(file)), quoted(str(error)))
 
 

@@ -160,4 +160,5 @@ async def _abort_with(error: BaseException, method: str, context: Context) -> No
         await context.abort(status.code, status.text, trailers)
     except grpc.aio.InternalError:
         # gRPC ended the call a moment ago, at its deadline or as its client left: nobody to tell.
-        raise grpc.aio.AbortError from None
+        # Any other error than this gRPC logs as a fault of ours, with its traceback.
+        raise asyncio.CancelledError from None

@@ -81,8 +81,7 @@ class Waiting:
         """Take in a new one."""
         self._entries[entry.item.sequence] = entry
         self.rows += entry.rows_left
-        if self._levels is not None:
-            self._rank(entry)
+        self._note(entry)
 
     def remove(self, entry: Entry) -> None:
         """Take one out; its owner marks it as gone."""
@@ -95,15 +94,14 @@ class Waiting:
         """Note that so many rows were handed out and the rest has another place."""
         self.rows -= rows
         self._entries.move_to_end(entry.item.sequence)
-        if self._levels is not None:
-            self._rank(entry)
+        self._note(entry)
 
     def first(self) -> Entry:
         """Return the one to serve next; there is one."""
         levels = self._levels
-        if levels is None or self._records > 2 * len(self._entries) + SPARE_RECORDS:
-            levels, self._levels, self._records = {}, {}, 0
-            self._levels = levels
+        if levels is None:
+            levels = self._levels = {}
+            self._records = 0
             for entry in self._entries.values():
                 self._rank(entry)
         while True:
@@ -112,6 +110,16 @@ class Waiting:
             if entry_or_none is not None:
                 return entry_or_none
             del levels[priority]
+
+    def _note(self, entry: Entry) -> None:
+        """Give an entry its new place, if places are known.
+
+        They are forgotten once most are stale: it may be long until somebody asks again.
+        """
+        if self._records > 2 * len(self._entries) + SPARE_RECORDS:
+            self._levels, self._records = None, 0
+        if self._levels is not None:
+            self._rank(entry)
 
     def _rank(self, entry: Entry) -> None:
         assert self._levels is not None, "only where entries are ranked"

@@ -10,6 +10,7 @@ import grpc
 import pytest
 import torch
 from running_server import WAIT_SECONDS, K, Running, Start, assert_close, trailers
+from stream_peer import until
 
 from qlinear_client import AsyncClient, ResourceExhausted, Unavailable
 from qlinear_service.config import LimitsConfig
@@ -67,6 +68,21 @@ async def test_what_missed_its_deadline_is_never_computed(running: Running) -> N
     await busy
     await running.lives_on()
     assert running.kernels.rows_seen() == [0, 1, 1]
+
+
+async def test_deadlines_that_server_and_grpc_notice_at_once_leave_no_traceback(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    busy = await running.hold()
+    request = running.request("one/up", X)
+    with caplog.at_level(logging.ERROR):
+        for _ in range(4):
+            timeouts = [0.05 + number * 1e-4 for number in range(100)]
+            await asyncio.gather(*(running.refused(request, timeout=t) for t in timeouts))
+        await until(lambda: int(running.server._lifecycle.admitted) == 1)
+    assert not caplog.records
+    running.kernels.gate.set()
+    await busy
 
 
 @pytest.mark.parametrize("how", ["cancel", "disconnect"])

@@ -1,5 +1,6 @@
 """Measuring cost curves: what is measured, in which time, and what a cache folder may be like."""
 
+import errno
 import json
 import logging
 import os
@@ -108,6 +109,29 @@ def test_the_next_start_measures_what_is_new_only(tmp_path: Path) -> None:
     assert set(curves(first, tmp_path, C)) == {C.spec.shape}
 
 
+def test_sizes_that_the_time_did_not_suffice_for_are_measured_at_the_next_start(
+    tmp_path: Path,
+) -> None:
+    first, second = (Scripted(lambda rows, number: rows * 10e-6) for _ in range(2))
+    short = curves(first, tmp_path, A, most_seconds=0.001, clock=first.clock)[A.spec.shape]
+    assert 1 < len(short.rows) < len(TILE_EDGES)
+    whole = curves(second, tmp_path, A, clock=second.clock)[A.spec.shape]
+    assert whole.rows == TILE_EDGES
+    assert {rows for _, rows in second.asked} == set(TILE_EDGES) - set(short.rows)
+
+
+def test_what_a_stop_has_cut_short_is_not_kept(tmp_path: Path) -> None:
+    stop = threading.Event()
+
+    def seconds_of(rows: int, number: int) -> float:
+        if rows == 16:
+            stop.set()
+        return rows * 1e-6
+
+    assert curves(Scripted(seconds_of), tmp_path, A, stop=stop)
+    assert not (tmp_path / "curves").exists()
+
+
 def test_another_device_has_other_curves(tmp_path: Path) -> None:
     first, second = (Scripted(lambda rows, number: rows * 1e-6) for _ in range(2))
     curves(first, tmp_path, A)
@@ -124,6 +148,9 @@ def test_another_device_has_other_curves(tmp_path: Path) -> None:
         lambda text: "{}",
         lambda text: text.replace("test", "tost"),
         lambda text: text.replace("[[1,", "[[3,"),
+        lambda text: text.replace("[[1,", "[[1e400,"),
+        lambda text: "[" * 100_000,
+        lambda text: json.dumps({**json.loads(text), "shapes": {A.spec.shape: [[1, 0, 1e306, 0]]}}),
         lambda text: json.dumps({**json.loads(text), "shapes": {A.spec.shape: [[1, 0, 0, 0]]}}),
         lambda text: json.dumps({**json.loads(text), "shapes": {A.spec.shape: [[1, "x"]]}}),
         lambda text: json.dumps({**json.loads(text), "format": 0}),
@@ -151,6 +178,17 @@ def test_a_cache_that_cannot_be_written_costs_a_line_in_the_log(
     absent = tmp_path / "not" / "there"
     assert curves(Scripted(lambda rows, number: rows * 1e-6), absent, A)
     assert (absent / "curves").is_dir()
+
+
+def test_a_full_disk_leaves_no_part_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(written: Path, final: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("qlinear_service.curves.publish", full)
+    assert curves(Scripted(lambda rows, number: rows * 1e-6), tmp_path, A)
+    assert list((tmp_path / "curves").iterdir()) == []
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -58,6 +58,21 @@ def test_at_most_256_clients_are_tracked_and_the_rest_share_one() -> None:
     assert len(shares) == 256
 
 
+def test_who_came_back_is_not_forgotten_while_something_of_it_waits() -> None:
+    shares = Shares(most=2)
+    first, second = shares.enter("first"), shares.enter("second")
+    shares.leave(first)
+    shares.leave(second)
+    assert shares.enter("first") is first
+    shares.enter("third")  # takes the place of the second
+    assert shares.enter("first") is first
+    fourth = shares.enter("fourth")
+    assert fourth.name is None
+    shares.leave(first)
+    shares.leave(first)
+    assert shares.enter("fifth").name == "fifth"
+
+
 def test_names_of_any_length_are_bounded() -> None:
     shares = Shares()
     assert shares.enter("x" * 100_000) is shares.enter("x" * 100_000)

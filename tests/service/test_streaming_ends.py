@@ -1,15 +1,11 @@
 """Ends of calls that come at the same moment from two sides: each call is counted once."""
 
-import logging
 from typing import Any
 
 import grpc
-import pytest
 
 from qlinear.v1 import linear_pb2 as pb
-from qlinear_service import handlers
 from qlinear_service.codec import CheckedRequest
-from qlinear_service.errors import DeadlineExceeded
 from qlinear_service.stream_call import StreamCall
 
 
@@ -56,15 +52,3 @@ def test_a_result_that_cannot_be_encoded_is_answered_all_the_same() -> None:
     assert serving.codes == ["INTERNAL"]
     (raw,) = answers
     assert pb.StreamResponse.FromString(raw).error.code == grpc.StatusCode.INTERNAL.value[0]
-
-
-async def test_a_call_that_grpc_has_just_ended_leaves_no_traceback(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    class Ended:
-        async def abort(self, *_: Any) -> None:
-            raise grpc.aio.InternalError("the call is over")
-
-    with caplog.at_level(logging.INFO), pytest.raises(grpc.aio.AbortError):
-        await handlers._abort_with(DeadlineExceeded("too late"), "/m", Ended())  # type: ignore[arg-type]
-    assert not caplog.records
