@@ -41,10 +41,10 @@ def library_of(options: Options) -> Iterator[Path]:
     Raises:
         BuildError: there is none and it cannot be built, or there is no such file.
     """
-    if options.library_path is not None:
-        if not options.library_path.is_file():
-            raise BuildError(f"--library {options.library_path}: there is no such file")
-        yield options.library_path.resolve()
+    if options.library_file is not None:
+        if not options.library_file.is_file():
+            raise BuildError(f"--library {options.library_file}: there is no such file")
+        yield options.library_file.resolve()
         return
     with cuda_library(default_cache_dir(), chosen_architectures(["native"])) as path:
         yield path
@@ -62,6 +62,22 @@ def commit_of(options: Options) -> str:
     return done.stdout.strip()
 
 
+def watched(
+    program: str, words: list[str], library: Path, budget_seconds: float
+) -> tuple[int, Journal]:
+    """Run the measuring process of `program`; return its exit code and its journal."""
+    with tempfile.TemporaryDirectory(prefix="qlinear-bench-") as folder:
+        path = Path(folder) / "journal"
+        deadline = time.time() + budget_seconds
+        command = [sys.executable, program, *words, "--journal", str(path)]
+        command += ["--library", str(library), "--deadline", str(deadline)]
+        try:
+            code = supervise(command, path, deadline=deadline)
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+        return code, Journal(path)
+
+
 def run(options: Options, words: list[str]) -> int:
     """Measure in another process, report here, and return the exit code."""
     started = time.monotonic()
@@ -73,17 +89,8 @@ def run(options: Options, words: list[str]) -> int:
         "replays": options.replays,
         "fill_mib": FILL_BYTES >> 20,
     }
-    with tempfile.TemporaryDirectory(prefix="qlinear-bench-") as folder:
-        path = Path(folder) / "journal"
-        with library_of(options) as library:
-            deadline = time.time() + options.budget_seconds  # building does not count
-            command = [sys.executable, __file__, *words, "--journal", str(path)]
-            command += ["--library", str(library), "--deadline", str(deadline)]
-            try:
-                code = supervise(command, path, deadline=deadline)
-            except KeyboardInterrupt:
-                code = INTERRUPTED
-        journal = Journal(path)
+    with library_of(options) as library:  # building does not count
+        code, journal = watched(__file__, words, library, options.budget_seconds)
     if code == USAGE:
         return code
     facts["seconds"] = round(time.monotonic() - started, 1)
@@ -107,8 +114,8 @@ def main(words: list[str]) -> int:
     if options.journal is not None:
         from kernel_run import measure
 
-        assert options.library_path is not None
-        return measure(options, options.library_path)
+        assert options.library_file is not None
+        return measure(options, options.library_file)
     driver = ask_driver()
     if driver.problem:
         print(f"{PROG}: needs a CUDA GPU; {driver.problem}", file=sys.stderr)

@@ -61,7 +61,7 @@ class Options:
     budget_seconds: float
     sweep: bool
     sweep_seconds: float
-    library_path: Path | None
+    library_file: Path | None
     json: str | None
     plot: Path | None
     commit: str | None
@@ -164,7 +164,7 @@ def _options(args: argparse.Namespace) -> Options:
         budget_seconds=args.budget_seconds,
         sweep=args.sweep,
         sweep_seconds=args.sweep_seconds,
-        library_path=args.library,
+        library_file=args.library,
         json=args.json,
         plot=args.plot,
         commit=args.commit,

@@ -4,6 +4,8 @@ Knows the ABI. Everything runs on the stream of `Gpu`.
 """
 
 import ctypes
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import torch
 from kernel_figures import Cell, copies_for, weight_bytes
 from kernel_gpu import Call, Gpu
+from kernel_journal import CONTEXT_LOST, Journal, one_line
 from kernel_layers import Prepared, checked, random_copies
 
 from qlinear_service.kernels import cuda_abi
@@ -127,6 +130,17 @@ class Library:
     def reset(self) -> None:
         """Make the workspace usable again after a launch that failed."""
         self.workspace.zero_()
+
+
+def note_failure(journal: Journal, gpu: Gpu, library: Library, key: str, error: Exception) -> str:
+    """Note a failure and return it in one line; leaves if the GPU does not answer any more."""
+    text = one_line(error)
+    journal.fail(key, text)
+    if gpu.is_lost():
+        sys.stderr.flush()
+        os._exit(CONTEXT_LOST)  # no farewell to a GPU that does not answer
+    library.reset()
+    return text
 
 
 class Ours:

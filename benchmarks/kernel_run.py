@@ -5,7 +5,6 @@ fault if this one dies, and goes on behind what is already there.
 """
 
 import hashlib
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -16,10 +15,10 @@ from typing import Any, Protocol
 import torch
 from kernel_figures import MIB, Cell, copies_for, floor_sizes, summary, weight_bytes
 from kernel_gpu import Gpu, Graph, gpu_state, torch_facts
-from kernel_journal import CONTEXT_LOST, USAGE, Journal, one_line
+from kernel_journal import USAGE, Journal, one_line
 from kernel_layers import Prepared
 from kernel_options import Options
-from kernel_ours import Library, LibraryError, Ours
+from kernel_ours import Library, LibraryError, Ours, note_failure
 from kernel_peers import CUBLAS_LAYOUTS, Cublas, Humming, PeerMissing
 from kernel_sweep import sweep_cell
 
@@ -132,13 +131,7 @@ class Runner:
 
     def failed(self, key: str, error: Exception) -> str:
         """Note a failure and return it in one line; leaves if the GPU does not answer any more."""
-        text = one_line(error)
-        self.journal.fail(key, text)
-        if self.gpu.is_lost():
-            sys.stderr.flush()
-            os._exit(CONTEXT_LOST)  # no farewell to a GPU that does not answer
-        self.library.reset()
-        return text
+        return note_failure(self.journal, self.gpu, self.library, key, error)
 
     def _find_peers(self) -> None:
         """Load the peers and compile their kernels; whoever cannot come is noted."""

@@ -5,14 +5,12 @@ This process finds the library, watches the one that measures (tune_run.py), wri
 """
 
 import sys
-import tempfile
-import time
 from dataclasses import asdict
 from pathlib import Path
 
 from figures import console, write_json
-from kernel import commit_of, library_of
-from kernel_journal import USAGE, Journal, supervise
+from kernel import INTERRUPTED, commit_of, library_of, watched
+from kernel_journal import USAGE, Journal
 from tune_options import PROG, TuneOptions, parse
 from tune_report import entries_of, print_entries, run_of, troubles
 
@@ -21,8 +19,6 @@ from qlinear_service.kernels import tuned_table
 from qlinear_service.kernels.build_cuda import read_record, source_hash
 from qlinear_service.kernels.driver import ask_driver
 from qlinear_service.kernels.tuned_table import Run, Table
-
-INTERRUPTED = 130  # what shells report for a program that Ctrl-C ended
 
 
 def old_table(path: Path) -> Table:
@@ -67,18 +63,9 @@ def run(options: TuneOptions, words: list[str]) -> int:
         QlinearError: there is no library, or the table cannot be written.
     """
     old_table(options.write)  # before minutes are spent: a file that is no table is not replaced
-    with tempfile.TemporaryDirectory(prefix="qlinear-tune-") as folder:
-        path = Path(folder) / "journal"
-        with library_of(options) as library:
-            deadline = time.time() + options.budget_seconds  # building does not count
-            command = [sys.executable, __file__, *words, "--journal", str(path)]
-            command += ["--library", str(library), "--deadline", str(deadline)]
-            try:
-                code = supervise(command, path, deadline=deadline)
-            except KeyboardInterrupt:
-                code = INTERRUPTED
-            sources = library_sources(library)
-        journal = Journal(path)
+    with library_of(options) as library:  # building does not count
+        code, journal = watched(__file__, words, library, options.budget_seconds)
+        sources = library_sources(library)
     if code == USAGE:
         return code
     return finish(options, words, journal, code=code, sources=sources)
@@ -127,8 +114,8 @@ def main(words: list[str]) -> int:
         if options.journal is not None:
             from tune_run import measure
 
-            assert options.library_path is not None
-            return measure(options, options.library_path)
+            assert options.library_file is not None
+            return measure(options, options.library_file)
         driver = ask_driver()
         if driver.problem:
             print(f"{PROG}: needs a CUDA GPU; {driver.problem}", file=sys.stderr)

@@ -60,7 +60,7 @@ class TuneOptions:
     """What is tuned: the largest shapes first, so that buffers are made once."""
     replays: int
     budget_seconds: float
-    library_path: Path | None
+    library_file: Path | None
     write: Path
     json: str | None
     commit: str | None
@@ -138,7 +138,7 @@ def _options(args: argparse.Namespace) -> TuneOptions:
         cells=tuple(Cell(variant, shape, m) for shape, variant in distinct for m in rows),
         replays=args.replays,
         budget_seconds=args.budget_seconds,
-        library_path=args.library,
+        library_file=args.library,
         write=args.write or user_path(default_cache_dir()),
         json=args.json,
         commit=args.commit,

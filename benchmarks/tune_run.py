@@ -4,7 +4,6 @@ Writes each step into the journal before it begins, as kernel_run.py does.
 """
 
 import hashlib
-import os
 import sys
 import time
 from pathlib import Path
@@ -12,8 +11,8 @@ from pathlib import Path
 import torch
 from kernel_figures import Cell
 from kernel_gpu import Gpu, gpu_state, torch_facts
-from kernel_journal import CONTEXT_LOST, USAGE, Journal, one_line
-from kernel_ours import Library, LibraryError, Ours
+from kernel_journal import USAGE, Journal, one_line
+from kernel_ours import Library, LibraryError, Ours, note_failure
 from kernel_sweep import Sweep, Values
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -104,13 +103,7 @@ class Tuner:
 
     def failed(self, key: str, error: Exception) -> str:
         """Note a failure and return it in one line; leaves if the GPU does not answer any more."""
-        text = one_line(error)
-        self.journal.fail(key, text)
-        if self.gpu.is_lost():
-            sys.stderr.flush()
-            os._exit(CONTEXT_LOST)  # no farewell to a GPU that does not answer
-        self.library.reset()
-        return text
+        return note_failure(self.journal, self.gpu, self.library, key, error)
 
 
 def measure(options: TuneOptions, library: Path) -> int:

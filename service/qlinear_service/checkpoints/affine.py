@@ -11,19 +11,37 @@ from dataclasses import replace
 import torch
 
 from qlinear_service.checkpoints.checkpoint import Module
-from qlinear_service.checkpoints.grouping import Grouping
+from qlinear_service.checkpoints.grouping import Grouping, sequential
 from qlinear_service.checkpoints.safetensors_file import TensorInfo
+from qlinear_service.checkpoints.tensor_files import TensorFiles
 from qlinear_service.errors import CheckpointError
-from qlinear_service.layers import LogicalLayer
+from qlinear_service.layers import LayerSpec, LogicalLayer
 
 __all__ = ["AffineModule", "expect_form"]
 
 
 class AffineModule(Module):
-    """A layer of integer codes."""
+    """A layer of integer codes.
+
+    Args:
+        files: where its tensors are.
+        tensors: what their headers say, by suffix.
+        spec: the layer.
+        group_size: the checkpoint's own, which need not be one of the runtime's.
+    """
 
     scales_suffix = "scales"
     """Which tensor an error about a scale names."""
+
+    def __init__(
+        self,
+        files: TensorFiles,
+        tensors: Mapping[str, TensorInfo],
+        spec: LayerSpec,
+        group_size: int,
+    ) -> None:
+        super().__init__(files, tensors, spec)
+        self._group_size = group_size
 
     def load(self, begin: int, end: int, device: torch.device) -> LogicalLayer:
         """See `Module.load`."""
@@ -58,9 +76,9 @@ class AffineModule(Module):
     def zeros(self, begin: int, end: int, device: torch.device) -> torch.Tensor | None:
         """Return their zero points, uint8, as the scales; None for a symmetric layer, checked."""
 
-    @abstractmethod
     def grouping(self) -> Grouping:
-        """Return how the stored groups become the runtime's."""
+        """Return how the stored groups become the runtime's; here they are consecutive."""
+        return sequential(self.spec.k, self._group_size)
 
 
 def expect_form(

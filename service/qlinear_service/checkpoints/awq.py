@@ -15,11 +15,10 @@ import torch
 
 from qlinear_service.checkpoints.affine import AffineModule, expect_form
 from qlinear_service.checkpoints.checkpoint import Module
-from qlinear_service.checkpoints.grouping import Grouping, sequential
+from qlinear_service.checkpoints.grouping import sequential
 from qlinear_service.checkpoints.opened import Opened
 from qlinear_service.checkpoints.safetensors_file import FLOAT_CODES, TensorInfo
 from qlinear_service.checkpoints.settings import Setting, Settings, read_settings
-from qlinear_service.checkpoints.tensor_files import TensorFiles
 from qlinear_service.checkpoints.words import unpack_columns
 from qlinear_service.errors import CheckpointError
 from qlinear_service.layers import LayerSpec
@@ -138,16 +137,6 @@ def _setting(name: str, tensors: Mapping[str, TensorInfo], settings: Settings, k
 class AwqModule(AffineModule):
     """One AWQ module; see the head of this file."""
 
-    def __init__(
-        self,
-        files: TensorFiles,
-        tensors: Mapping[str, TensorInfo],
-        spec: LayerSpec,
-        group_size: int,
-    ) -> None:
-        super().__init__(files, tensors, spec)
-        self._group_size = group_size
-
     def codes(self, begin: int, end: int, device: torch.device) -> torch.Tensor:
         """See `AffineModule.codes`."""
         return self._unpacked("qweight", begin, end, device)
@@ -159,10 +148,6 @@ class AwqModule(AffineModule):
     def zeros(self, begin: int, end: int, device: torch.device) -> torch.Tensor | None:
         """See `AffineModule.zeros`."""
         return None if self.spec.symmetric else self._unpacked("qzeros", begin, end, device)
-
-    def grouping(self) -> Grouping:
-        """See `AffineModule.grouping`."""
-        return sequential(self.spec.k, self._group_size)
 
     def _unpacked(self, suffix: str, begin: int, end: int, device: torch.device) -> torch.Tensor:
         words = self.tensor(suffix)[:, begin // _PER_WORD : end // _PER_WORD].to(device)

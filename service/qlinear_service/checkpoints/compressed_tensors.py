@@ -18,7 +18,7 @@ import torch
 from qlinear_service.checkpoints.affine import AffineModule, expect_form
 from qlinear_service.checkpoints.checkpoint import Module
 from qlinear_service.checkpoints.compressed_settings import Scheme, read_schemes
-from qlinear_service.checkpoints.grouping import Grouping, by_index, sequential
+from qlinear_service.checkpoints.grouping import Grouping, by_index, check_groups, sequential
 from qlinear_service.checkpoints.opened import Opened
 from qlinear_service.checkpoints.safetensors_file import FLOAT_CODES, TensorInfo
 from qlinear_service.checkpoints.tensor_files import TensorFiles
@@ -237,12 +237,7 @@ def _grouping(
     index = files.load(f"{name}.weight_g_idx")
     if bool((index == -1).all()):  # what some tools write where there is no act-order
         return sequential(k, group_size)
-    outside = ((index < 0) | (index >= groups)).nonzero()
-    if len(outside):
-        place = int(outside[0])
-        raise ValueError(
-            f"weight_g_idx[{place}] = {int(index[place])}; expected a group in 0 .. {groups - 1}"
-        )
+    check_groups(index, groups, "weight_g_idx")
     return by_index(index, group_size, groups)
 
 
@@ -250,16 +245,6 @@ class CompressedModule(AffineModule):
     """One module of a pack-quantized checkpoint; see the head of this file."""
 
     scales_suffix = "weight_scale"
-
-    def __init__(
-        self,
-        files: TensorFiles,
-        tensors: Mapping[str, TensorInfo],
-        spec: LayerSpec,
-        group_size: int,
-    ) -> None:
-        super().__init__(files, tensors, spec)
-        self._group_size = group_size
 
     def codes(self, begin: int, end: int, device: torch.device) -> torch.Tensor:
         """See `AffineModule.codes`."""

@@ -14,7 +14,7 @@ import torch
 
 from qlinear_service.checkpoints.affine import AffineModule, expect_form
 from qlinear_service.checkpoints.checkpoint import Module
-from qlinear_service.checkpoints.grouping import Grouping, by_index, sequential
+from qlinear_service.checkpoints.grouping import Grouping, by_index, check_groups, sequential
 from qlinear_service.checkpoints.opened import Opened
 from qlinear_service.checkpoints.safetensors_file import FLOAT_CODES, TensorInfo
 from qlinear_service.checkpoints.settings import Setting, Settings, read_settings
@@ -164,13 +164,11 @@ def _grouping(
                 raise ValueError(f"fits several group sizes ({'; '.join(map(str, found))})")
             return sequential(k, setting.group_size)
         index = files.load(f"{name}.g_idx")
-        outside = ((index < 0) | (index >= groups)).nonzero()
-        if len(outside):
-            place = int(outside[0])
+        try:
+            check_groups(index, groups, "g_idx")
+        except ValueError:
             path, name = tensors["g_idx"].path, f"{name}.g_idx"
-            raise ValueError(
-                f"g_idx[{place}] = {int(index[place])}; expected a group in 0 .. {groups - 1}"
-            )
+            raise
         return by_index(index, setting.group_size, groups)
     except ValueError as error:
         raise CheckpointError(path, str(error), tensor=name) from None
@@ -192,8 +190,8 @@ class GptqModule(AffineModule):
         zero_points: ZeroPoints,
         group_size: int,
     ) -> None:
-        super().__init__(files, tensors, spec)
-        self._zero_points, self._group_size = zero_points, group_size
+        super().__init__(files, tensors, spec, group_size)
+        self._zero_points = zero_points
 
     def codes(self, begin: int, end: int, device: torch.device) -> torch.Tensor:
         """See `AffineModule.codes`."""
@@ -219,4 +217,4 @@ class GptqModule(AffineModule):
         if "g_idx" in self.tensors:
             groups = self.tensors["scales"].shape[0]
             return by_index(self.tensor("g_idx"), self._group_size, groups)
-        return sequential(self.spec.k, self._group_size)
+        return super().grouping()

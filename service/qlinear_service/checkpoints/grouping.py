@@ -11,7 +11,7 @@ import torch
 
 from qlinear_service.kernels import layout
 
-__all__ = ["Grouping", "by_index", "sequential"]
+__all__ = ["Grouping", "by_index", "check_groups", "sequential"]
 
 _BLOCKS = (128, 64, 32)
 
@@ -48,6 +48,25 @@ def sequential(k: int, group_size: int) -> Grouping:
             f"k = {k}: quantize with one of these"
         )
     return Grouping(size, stored=torch.arange(0, k, size) // group_size)
+
+
+def check_groups(group_of: torch.Tensor, stored: int, name: str) -> None:
+    """Compare the groups of features with the number that there are scales for.
+
+    Args:
+        group_of: int [k], the group of each feature.
+        stored: number of groups.
+        name: of the list, for the error.
+
+    Raises:
+        ValueError: one is not among them.
+    """
+    outside = ((group_of < 0) | (group_of >= stored)).nonzero()
+    if len(outside):
+        place = int(outside[0])
+        raise ValueError(
+            f"{name}[{place}] = {int(group_of[place])}; expected a group in 0 .. {stored - 1}"
+        )
 
 
 def by_index(group_of: torch.Tensor, group_size: int, stored: int) -> Grouping:

@@ -17,7 +17,7 @@ import torch
 
 from qlinear_service.checkpoints.affine import AffineModule, expect_form
 from qlinear_service.checkpoints.checkpoint import Module
-from qlinear_service.checkpoints.grouping import Grouping, sequential
+from qlinear_service.checkpoints.grouping import sequential
 from qlinear_service.checkpoints.opened import Opened
 from qlinear_service.checkpoints.safetensors_file import FLOAT_CODES, TensorInfo
 from qlinear_service.checkpoints.tensor_files import TensorFiles
@@ -143,9 +143,8 @@ class MarlinModule(AffineModule):
         names: tuple[str, str],
         group_size: int,
     ) -> None:
-        super().__init__(files, tensors, spec)
+        super().__init__(files, tensors, spec, group_size)
         self._codes, self.scales_suffix = names
-        self._group_size = group_size
 
     def codes(self, begin: int, end: int, device: torch.device) -> torch.Tensor:
         """See `AffineModule.codes`."""
@@ -175,7 +174,3 @@ class MarlinModule(AffineModule):
     def zeros(self, begin: int, end: int, device: torch.device) -> torch.Tensor | None:
         """See `AffineModule.zeros`."""
         return None
-
-    def grouping(self) -> Grouping:
-        """See `AffineModule.grouping`."""
-        return sequential(self.spec.k, self._group_size)
