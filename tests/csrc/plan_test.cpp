@@ -3,7 +3,9 @@
 #include "cuda/plan.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -186,11 +188,13 @@ void check_invariant(Sections& sections, ql_linear_params params, const ql_cuda_
   }
 }
 
-void check_every_problem() {
+// All problems on every `parts`-th kind of device from `part` on.
+void check_every_problem(int part, int parts) {
   Sections sections;
   shapes::for_each([&](int64_t k, int64_t n) {
     for_each_form(params_of(1, n, k), [&](ql_linear_params params) {
-      for (const Kind kind : kKinds) {
+      for (size_t i = part; i < std::size(kKinds); i += parts) {
+        const Kind kind = kKinds[i];
         for (const int multiprocessors : shapes::kMultiprocessors) {
           const auto device = device_of(multiprocessors, kind);
           for (const int64_t m : shapes::kRows) {
@@ -409,9 +413,12 @@ void check_candidates() {
 
 }  // namespace
 
-int main() {
+// With two numbers a part of the work: which one, and of how many that may run side by side.
+int main(int count, char** words) {
+  const int part = count > 2 ? std::atoi(words[1]) : 0, parts = count > 2 ? std::atoi(words[2]) : 1;
+  check_every_problem(part, parts);
+  if (part != 0) return 0;
   check_candidates();
-  check_every_problem();
   check_largest();
   check_refused_plans();
   check_refused_problems();

@@ -5,6 +5,7 @@ failed. The counts here keep a section from becoming empty unseen.
 """
 
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ SOURCES = {
     "partition": ("tests/csrc/partition_test.cpp",),
     "plan": ("tests/csrc/plan_test.cpp", "csrc/cuda/plan.cpp"),
 }
+PARTS = (("plan", "0", "2"), ("plan", "1", "2"), ("partition",))
+"""The programs' names, and which part of its work the longer one does."""
+
 AT_LEAST = {
     "partition": {
         "swizzle_permutation": 31 * 8 * 16,
@@ -44,21 +48,33 @@ AT_LEAST = {
 }
 
 
+def compile_program(name: str, program: Path) -> None:
+    """Compile one of the programs."""
+    flags = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror"]
+    flags += [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'tests' / 'csrc'}"]
+    files = [str(ROOT / source) for source in SOURCES[name]]
+    subprocess.run(["g++", *flags, *files, "-o", str(program)], check=True)
+
+
+def output_of(folder: Path, part: tuple[str, ...]) -> str:
+    """Run a part of a program; faults in words go to this test's own standard error."""
+    command = [str(folder / part[0]), *part[1:]]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, tuple[int, int]]]:
     """Checks and faults by program and section."""
     folder = tmp_path_factory.mktemp("partition")
-    flags = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror"]
-    flags += [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'tests' / 'csrc'}"]
+    for name in SOURCES:
+        compile_program(name, folder / name)
+    with ThreadPoolExecutor() as pool:  # they compute for a while, side by side
+        printed = pool.map(lambda part: output_of(folder, part), PARTS)
+        outputs = list(zip(PARTS, printed, strict=True))
     found: dict[str, dict[str, tuple[int, int]]] = {}
-    for name, sources in SOURCES.items():
-        program = folder / name
-        files = [str(ROOT / source) for source in sources]
-        subprocess.run(["g++", *flags, *files, "-o", str(program)], check=True)
-        # Faults in words go to this test's own standard error.
-        printed = subprocess.run([program], check=True, stdout=subprocess.PIPE, text=True).stdout
-        sections = found.setdefault(name, {})
-        for line in printed.splitlines():
+    for part, output in outputs:
+        sections = found.setdefault(part[0], {})
+        for line in output.splitlines():
             section, checks, faults = line.split()
             before = sections.get(section, (0, 0))
             sections[section] = (before[0] + int(checks), before[1] + int(faults))
