@@ -94,22 +94,25 @@ class LocalTransport:
         self, request: CheckedRequest, *, deadline: float | None, client: str = ""
     ) -> list[Outcome]:
         """See `Transport.call`. Cancelling it drops what of the call has not begun to run."""
-        future: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
         def settle(answer: Answer) -> None:
-            if future.done():
-                return  # cancelled a moment ago
-            if isinstance(answer, list):
+            if not future.done():  # else cancelled a moment ago
                 future.set_result(answer)
-            else:
-                future.set_exception(answer)
 
         carried = self.submit(request, deadline=deadline, settle=settle, client=client)
         try:
-            return await future
+            answer = await future
         except asyncio.CancelledError:
             self.drop(carried)
             raise
+        if isinstance(answer, list):
+            return answer
+        try:
+            raise answer
+        finally:
+            # Not left to the garbage collector: an error names this frame, which must not name it.
+            del answer, future, settle
 
     def submit(
         self,
