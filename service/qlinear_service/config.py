@@ -222,7 +222,7 @@ class KernelConfig(Group):
         AUTO, "Device that computes: cpu, cuda:N, or auto: cuda:0 if it can be used, else cpu."
     )
     batch_invariant: bool = option(
-        False, "On a GPU: no bit of a row's result depends on other rows of its batch; slower."
+        False, "No bit of a row's result depends on the other rows of its batch; may be slower."
     )
     cpu_threads: int = computed_option(
         _usable_cores,

@@ -36,6 +36,7 @@ class LinearServicer:
     Args:
         limits: what one call may hold.
         device: what computes, e.g. "cpu".
+        batch_invariant: whether a row's result does not depend on its company.
         lifecycle: tells streams when to end.
         max_stream_age_seconds: when streams end in any case.
     """
@@ -45,6 +46,7 @@ class LinearServicer:
         *,
         limits: LimitsConfig,
         device: str,
+        batch_invariant: bool,
         lifecycle: Lifecycle,
         max_stream_age_seconds: float,
     ) -> None:
@@ -52,6 +54,7 @@ class LinearServicer:
         self._lifecycle = lifecycle
         self._max_stream_age_seconds = max_stream_age_seconds
         self._device = device
+        self._batch_invariant = batch_invariant
         self._serving: Serving | None = None
 
     def attach(self, serving: Serving) -> None:
@@ -116,6 +119,7 @@ class LinearServicer:
             max_request_rows=self._limits.max_request_rows,
             max_response_bytes=self._limits.max_response_bytes,
             models=registry.models,
+            batch_invariant=self._batch_invariant,
         )
 
     def _ready(self) -> Serving:

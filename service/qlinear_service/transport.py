@@ -94,25 +94,28 @@ class LocalTransport:
         self, request: CheckedRequest, *, deadline: float | None, client: str = ""
     ) -> list[Outcome]:
         """See `Transport.call`. Cancelling it drops what of the call has not begun to run."""
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        answers: list[Answer] = []
 
         def settle(answer: Answer) -> None:
-            if not future.done():  # else cancelled a moment ago
-                future.set_result(answer)
+            if not settled.done():  # else cancelled a moment ago
+                answers.append(answer)
+                settled.set_result(None)
 
         carried = self.submit(request, deadline=deadline, settle=settle, client=client)
         try:
-            answer = await future
+            await settled
         except asyncio.CancelledError:
             self.drop(carried)
             raise
+        answer = answers.pop()
         if isinstance(answer, list):
             return answer
         try:
             raise answer
         finally:
             # Not left to the garbage collector: an error names this frame, which must not name it.
-            del answer, future, settle
+            del answer
 
     def submit(
         self,

@@ -19,6 +19,7 @@ from qlinear_client import AsyncClient, Client
 
 LONGEST_TIMEOUT_SECONDS = 0.2
 CHANNEL = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 1000)]
+LONGEST_PAUSE_SECONDS = 4.0
 SERVICE = "/qlinear.v1.QuantizedLinear"
 PLAIN = frozenset({OK})
 LATE = frozenset({OK, "DEADLINE_EXCEEDED"})
@@ -37,6 +38,8 @@ class World:
     """The same server behind connections that are cut."""
     same_bits: bool
     """Every row must have the same bits in any company."""
+    is_away: Callable[[], bool]
+    """Whether the server is being restarted."""
     clients: list[AsyncClient] = field(default_factory=list)
     cut_clients: list[AsyncClient] = field(default_factory=list)
     channels: list[grpc.aio.Channel] = field(default_factory=list)
@@ -60,6 +63,11 @@ class World:
             await channel.close()
         for blocking in self.blocking:
             await asyncio.to_thread(blocking.close)
+
+    async def while_away(self, draw: random.Random) -> None:
+        """Wait, mostly, while there is no server: calls would fail by the thousand."""
+        if self.is_away():
+            await asyncio.sleep(draw.uniform(0, LONGEST_PAUSE_SECONDS))
 
     def check(self, kind: str, request: Request, answers: Any) -> None:
         """Compare an answer with the truth."""
@@ -99,6 +107,7 @@ class Caller:
         names = list(self._kinds)
         weights = [self._kinds[name][0] for name in names]
         for name in self.draw.choices(names, weights, k=calls):
+            await self.world.while_away(self.draw)
             await self._kinds[name][1]()
 
     def _request(self) -> Request:

@@ -14,6 +14,10 @@ import grpc
 from qlinear_client import CallError
 
 LOST_SECONDS = 60.0
+GONE = ("UNAVAILABLE", "CANCELLED")
+"""How calls end while the server is away; gRPC cancels those that come in the very moment in which
+it stops, which the clients know and send again."""
+
 MOST_PROBLEMS = 20
 OK = "OK"
 
@@ -33,18 +37,16 @@ class Ledger:
         self.answered = 0
         self.failed = 0
         self.ends: Counter[tuple[str, str]] = Counter()
-        self.problems: list[str] = []
+        self.problems: Counter[str] = Counter()
         self.incidents: set[str] = set()
         """That callers were told of; each must stand in the server's log."""
 
     def problem(self, text: str) -> None:
         """Note something that must not be; the run has failed."""
-        if len(self.problems) < MOST_PROBLEMS:
-            self.problems.append(text)
+        if text in self.problems or len(self.problems) < MOST_PROBLEMS:
+            self.problems[text] += 1
 
-    async def end_of(
-        self, kind: str, call: Awaitable[Any], allowed: Set[str]
-    ) -> tuple[str, Any]:
+    async def end_of(self, kind: str, call: Awaitable[Any], allowed: Set[str]) -> tuple[str, Any]:
         """Wait for the end of a call; return its status and, if that is OK, the answer.
 
         Args:
@@ -92,7 +94,7 @@ class Ledger:
         if code == "RESOURCE_EXHAUSTED" and code not in allowed:
             if not pause:
                 self.problem(f"{kind}: {text!r} comes without a pause to keep")
-        elif code == "UNAVAILABLE" and self._may_be_unavailable(began):
+        elif code in GONE and self._may_be_unavailable(began):
             pass
         elif code not in allowed:
             self.problem(f"{kind} ended with {code}: {text!r}; expected {sorted(allowed)}")

@@ -1,4 +1,4 @@
-"""What goes wrong around the calls: connections that are cut, and client processes that are killed."""
+"""What goes wrong around the calls: connections that are cut, client processes that are killed."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""The server of a chaos run as a process: started, killed, started again, and looked at from outside.
+"""The server of a chaos run as a process: started, ended, started again, looked at from outside.
 
 Linux only: memory and file descriptors come from /proc.
 """
@@ -56,6 +56,11 @@ class Server:
         """Of the process that serves now."""
         assert self._process is not None
         return self._process.pid
+
+    @property
+    def is_away(self) -> bool:
+        """Whether it is being ended or started."""
+        return self._away_since is not None
 
     def was_away(self, since: float) -> bool:
         """Say whether the server was away at any time after `since`, on the loop's clock."""

@@ -12,7 +12,7 @@ from chaos.truth import DTYPES, POISON, POOL_ROWS, Array, Truth, numbers_from
 from qlinear.v1 import linear_pb2 as pb
 from qlinear_service.dtypes import DType
 
-ROWS = ((1, 1, 50), (2, 8, 25), (9, 64, 20), (65, 300, 4), (600, 1000, 1))
+ROWS = ((1, 1, 50), (2, 8, 25), (9, 64, 20), (65, 300, 4), (600, 850, 1))
 """Fewest and most rows, and how often so many are asked for."""
 
 
@@ -37,7 +37,7 @@ class Request:
         return pb.MatMulRequest(x=tensor, output_dtype=output, priority=self.priority, **names)
 
     def arguments(self, draw: random.Random) -> tuple[Any, Any]:
-        """Return layers and x as a user of the client hands them over: of any kind, in any shape."""
+        """Return layers and x as a user of the client hands them over: any kind, any shape."""
         x: Any = self.x
         if len(x) % 2 == 0 and draw.random() < 0.3:
             x = x.reshape(2, len(x) // 2, x.shape[-1])

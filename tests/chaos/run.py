@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT / name) for name in ("tests", "proto", "service", "clie
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from chaos.callers import Caller, World  # noqa: E402
-from chaos.ledger import Ledger  # noqa: E402
+from chaos.ledger import OK, Ledger  # noqa: E402
 from chaos.models import chaos_layers, write_models  # noqa: E402
 from chaos.network import Cutter, Victims  # noqa: E402
 from chaos.process import Server, descriptors_of, settles  # noqa: E402
@@ -90,8 +90,8 @@ class Part:
         if not self.server.knows(self.ledger.incidents):
             self._note("a caller was told of an incident that the log does not know")
         if not await settles(lambda: descriptors_of("self"), descriptors):
-            self._note(f"callers opened {descriptors_of('self') - descriptors} descriptors for good")
-        self.problems += self.ledger.problems
+            self._note(f"callers kept {descriptors_of('self') - descriptors} file descriptors")
+        self.problems += [f"{n} times: {text}" for text, n in self.ledger.problems.items()]
         self.notes["seconds"] = time.monotonic() - began
 
     async def _phase(
@@ -100,7 +100,12 @@ class Part:
         """Let all callers make their share of calls, beside what cuts and kills; then quiet."""
         cutter = Cutter(self.server.target, self.seed)
         world = World(
-            self.truth, self.ledger, self.server.target, await cutter.start(), self.is_invariant
+            truth=self.truth,
+            ledger=self.ledger,
+            target=self.server.target,
+            cut_target=await cutter.start(),
+            same_bits=self.is_invariant,
+            is_away=lambda: self.server.is_away,
         )
         await world.open()
         victims = Victims(self.server.target, self.seed)
@@ -126,6 +131,7 @@ class Part:
             nonlocal left
             draw = random.Random(f"{self.seed} {name} stream {number}")
             while left > 0:
+                await world.while_away(draw)
                 sent = await RawStream(world, draw).run()
                 left -= sent  # not in one statement: others count down meanwhile
 
@@ -159,7 +165,8 @@ class Part:
         self.notes["grown MiB"] = round(grown / 2**20, 1)
         if grown > MOST_GROWTH_BYTES:
             self._note(f"memory grew by {grown / 2**20:.1f} MiB")
-        if self.server.metrics()["answered"] < self.ledger.answered - self.ledger.ends["asking", "OK"]:
+        answered = self.ledger.answered - self.ledger.ends["asking", OK]
+        if self.server.metrics()["answered"] < answered:
             self._note("the server has counted fewer answers than there were")
 
     def _note(self, problem: str) -> None:
@@ -183,7 +190,7 @@ async def beside(*work: Awaitable[None]) -> AsyncIterator[None]:
 
 
 def run(calls: int, seed: int, *, per_part: int = CALLS_PER_PART, keep: Path | None = None) -> bool:
-    """Run parts with seeds from `seed` on until so many calls were sent; say whether all was well."""
+    """Run parts with seeds from `seed` on until so many calls were sent; was all well?"""
     sent, well, began = 0, True, time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         folder = keep or Path(name)

@@ -1,4 +1,4 @@
-"""Streams of the chaos suite that no client of ours would make: slow, rude, or left in the middle."""
+"""Streams of the chaos suite that no client of ours makes: slow, rude, or left in the middle."""
 
 import asyncio
 import random
@@ -16,6 +16,9 @@ from qlinear.v1 import linear_pb2_grpc as pb_grpc
 
 MOST_CALLS = 24
 CODES = {code.value[0]: code.name for code in grpc.StatusCode}
+BROKEN = "Internal error from Core"
+"""What grpc.aio says, as INTERNAL, of a write that failed before the status had arrived."""
+
 WAYS = ("good", "taking back", "slow", "rude", "leaving")
 
 
@@ -58,6 +61,8 @@ class RawStream:
             code = await stream.code()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             code = await stream.code()  # a write on a stream that has ended fails in other words
+            if await stream.details() == BROKEN:
+                code = grpc.StatusCode.UNAVAILABLE
         except asyncio.CancelledError:
             code = grpc.StatusCode.CANCELLED
         except TimeoutError:
