@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from random_layers import random_layer
+from random_layers import random_layer, unquantized_layer
 
 from qlinear_service.dtypes import DType
 from qlinear_service.kernels.packing import pack
@@ -21,6 +21,7 @@ def chaos_layers() -> list[QuantizedLinear]:
             n=300, k=256, scale_dtype=DType.BF16, symmetric=False, model="two", module="wide"
         ),
         random_layer(n=256, k=512, group_size=-1, bias=True, model="two", module="deep", seed=7),
+        unquantized_layer(n=50, k=512, bias=True, model="two", module="plain"),
     ]
     return [pack(layer) for layer in layers]
 

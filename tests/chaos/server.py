@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT / name) for name in ("tests", "proto", "service")]
 
 from qlinear_service.process import tune_process  # noqa: E402
 
