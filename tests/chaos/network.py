@@ -107,4 +107,4 @@ class Victims:
                     process.send_signal(signal.SIGKILL)
                 await process.wait()
             self.killed += 1
-            await asyncio.sleep(self._draw.uniform(0.5, 2.0))
+            await asyncio.sleep(self._draw.uniform(1.0, 6.0))

@@ -22,7 +22,6 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / name) for name in ("tests", "proto", "service", "client")]
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from chaos.callers import Caller, World  # noqa: E402
 from chaos.ledger import OK, Ledger  # noqa: E402
@@ -225,6 +224,7 @@ def main() -> None:
     parser.add_argument("--per-part", type=int, default=CALLS_PER_PART, help="[%(default)s]")
     parser.add_argument("--keep", type=Path, help="folder for models and the servers' logs")
     args = parser.parse_args()
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # of connections that are cut on purpose
     print(f"seed {args.seed}", flush=True)
     sys.exit(not run(args.calls, args.seed, per_part=args.per_part, keep=args.keep))
 

@@ -1,6 +1,6 @@
-"""A row's bits whatever its company: every way in which the CPU computes in batch-invariant mode.
+"""A row's bits whatever its company: every way in which the CPU computes batch-invariantly.
 
-`tests/gpu/test_batches.py` is its twin for the GPU, `tests/e2e/test_batch_invariance.py` for a server.
+`tests/gpu/test_batches.py` does it on a GPU, `tests/e2e/test_batch_invariance.py` with a server.
 """
 
 import pytest
