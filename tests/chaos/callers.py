@@ -49,10 +49,10 @@ class World:
         """Make clients and channels, which connect when they are used."""
         for transport in ("stream", "unary"):
             for retries in (0, 3):
-                more: Any = {"transport": transport, "max_retries": retries, "timeout": 50}
+                more: Any = {"transport": transport, "max_retries": retries, "timeout": 100}
                 self.clients += [AsyncClient(self.target, **more) for _ in range(2)]
                 self.cut_clients.append(AsyncClient(self.cut_target, **more))
-            self.blocking.append(Client(self.target, transport=transport, timeout=50))
+            self.blocking.append(Client(self.target, transport=transport, timeout=100))
         self.channels = [grpc.aio.insecure_channel(self.target, options=CHANNEL) for _ in range(3)]
 
     async def close(self) -> None:

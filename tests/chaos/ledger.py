@@ -13,7 +13,7 @@ import grpc
 
 from qlinear_client import CallError
 
-LOST_SECONDS = 60.0
+LOST_SECONDS = 120.0
 GONE = ("UNAVAILABLE", "CANCELLED")
 """How calls end while the server is away; gRPC cancels those that come in the very moment in which
 it stops, which the clients know and send again."""

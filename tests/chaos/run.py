@@ -35,7 +35,7 @@ CALLERS = 240
 STREAM_CALLERS = 20
 STREAM_SHARE = 0.15
 WARM_SHARE, STEADY_SHARE = 0.2, 0.4
-MOST_GROWTH_BYTES = 12 << 20
+MOST_GROWTH_BYTES = 16 << 20
 """Of the server between two instants at which nothing is in: a leak of 1 KiB a call is more, and
 malloc's spare megabytes are less."""
 
