@@ -18,7 +18,7 @@ from qlinear.v1 import linear_pb2_grpc as pb_grpc
 from qlinear_client import AsyncClient, Client
 
 LONGEST_TIMEOUT_SECONDS = 0.2
-CHANNEL = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 1000)]
+CHANNEL = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 2000)]
 LONGEST_PAUSE_SECONDS = 4.0
 SERVICE = "/qlinear.v1.QuantizedLinear"
 PLAIN = frozenset({OK})

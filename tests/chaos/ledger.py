@@ -7,6 +7,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Set
+from enum import Enum
 from typing import Any
 
 import grpc
@@ -24,15 +25,28 @@ OK = "OK"
 INCIDENT = re.compile(r"cause under ([0-9a-f]{12})$")
 
 
+BROKEN_OFF = re.compile("Socket closed|reset by peer|Broken pipe")
+"""What gRPC says of a connection that ended under a call: no server does that but a killed one."""
+
+
+class Away(Enum):
+    """How a server was away."""
+
+    NEVER = 0
+    IN_ORDER = 1
+    """It was told to end, and has answered or refused what had come."""
+    KILLED = 2
+
+
 class Ledger:
     """Counts calls and judges their ends.
 
     Args:
-        may_be_unavailable: told when a call began; says whether the server was away since.
+        how_away: told when a call began; says how the server was away since.
     """
 
-    def __init__(self, may_be_unavailable: Callable[[float], bool]) -> None:
-        self._may_be_unavailable = may_be_unavailable
+    def __init__(self, how_away: Callable[[float], Away]) -> None:
+        self._how_away = how_away
         self.sent = 0
         self.answered = 0
         self.failed = 0
@@ -94,9 +108,7 @@ class Ledger:
         if code == "RESOURCE_EXHAUSTED" and code not in allowed:
             if not pause:
                 self.problem(f"{kind}: {text!r} comes without a pause to keep")
-        elif code in GONE and self._may_be_unavailable(began):
-            pass
-        elif code not in allowed:
+        elif code not in allowed and not self._is_of_the_end(code, text, began):
             self.problem(f"{kind} ended with {code}: {text!r}; expected {sorted(allowed)}")
         if code == "INTERNAL":
             found = INCIDENT.search(text)
@@ -104,6 +116,13 @@ class Ledger:
                 self.problem(f"{kind}: {text!r} names no incident")
             else:
                 self.incidents.add(found[1])
+
+    def _is_of_the_end(self, code: str, text: str, began: float) -> bool:
+        """Say whether a call may have ended so because the server has."""
+        away = self._how_away(began)
+        if code not in GONE or away is Away.NEVER:
+            return False
+        return away is Away.KILLED or BROKEN_OFF.search(text) is None
 
     def check_sum(self) -> None:
         """Note a problem unless every call that was sent was answered or failed."""

@@ -4,6 +4,7 @@ Linux only: memory and file descriptors come from /proc.
 """
 
 import asyncio
+import math
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+from chaos.ledger import Away
 from prometheus_client.parser import text_string_to_metric_families
 
 START_SECONDS = 300  # on a machine that does ten other things
@@ -45,8 +47,9 @@ class Server:
         self._seed = seed
         self._flags = flags
         self._process: subprocess.Popen[str] | None = None
-        self._away_since: float | None = None
-        self._back_at = -AWAY_SECONDS
+        self.is_away = False
+        """Whether it is being ended or started."""
+        self._back_at = self._killed_until = -math.inf
         self.generation = 0
         self.target = ""
         self._metrics = ""
@@ -57,14 +60,13 @@ class Server:
         assert self._process is not None
         return self._process.pid
 
-    @property
-    def is_away(self) -> bool:
-        """Whether it is being ended or started."""
-        return self._away_since is not None
-
-    def was_away(self, since: float) -> bool:
-        """Say whether the server was away at any time after `since`, on the loop's clock."""
-        return self._away_since is not None or since < self._back_at + AWAY_SECONDS
+    def how_away(self, since: float) -> Away:
+        """Say how the server was away at any time after `since`, on the loop's clock."""
+        if since < self._killed_until + AWAY_SECONDS:
+            return Away.KILLED
+        if self.is_away or since < self._back_at + AWAY_SECONDS:
+            return Away.IN_ORDER
+        return Away.NEVER
 
     async def start(self) -> None:
         """Start a process and wait until it serves."""
@@ -83,7 +85,8 @@ class Server:
                 env=environment,
             )
         await asyncio.wait_for(asyncio.to_thread(self._read_addresses), START_SECONDS)
-        self._away_since, self._back_at = None, asyncio.get_running_loop().time()
+        self.is_away, self._back_at = False, asyncio.get_running_loop().time()
+        self._killed_until = min(self._killed_until, self._back_at)
 
     def _read_addresses(self) -> None:
         assert self._process is not None
@@ -105,7 +108,9 @@ class Server:
         """Send a signal and wait for the end; return what is wrong with it, "" if nothing is."""
         process = self._process
         assert process is not None
-        self._away_since = asyncio.get_running_loop().time()
+        self.is_away = True
+        if number is signal.SIGKILL:
+            self._killed_until = math.inf  # until it is back
         process.send_signal(number)
         try:
             code = await asyncio.to_thread(process.wait, STOP_SECONDS)

@@ -67,7 +67,7 @@ class Part:
         self.is_invariant = self.seed % 2 == 0
         flags = ("--batch-invariant",) if self.is_invariant else ()
         self.server = Server(self.models, self.folder, 1000 * self.seed, flags)
-        self.ledger = Ledger(self.server.was_away)
+        self.ledger = Ledger(self.server.how_away)
         self.truth = Truth(layers, self.seed)
 
     async def run(self) -> None:
@@ -224,6 +224,7 @@ def main() -> None:
     parser.add_argument("--per-part", type=int, default=CALLS_PER_PART, help="[%(default)s]")
     parser.add_argument("--keep", type=Path, help="folder for models and the servers' logs")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # the server's end, too
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # of connections that are cut on purpose
     print(f"seed {args.seed}", flush=True)
     sys.exit(not run(args.calls, args.seed, per_part=args.per_part, keep=args.keep))

@@ -65,7 +65,7 @@ class FaultyKernels:
 
 
 def main(seed: int, words: list[str]) -> int:
-    """Serve with faults; with an odd seed no batch is computed on the event loop."""
+    """Serve with faults; with an odd seed all batches are computed in the engine's thread."""
     load = loading.load
 
     def faulty(path: Path, config: KernelConfig, stop: threading.Event) -> loading.Loaded:

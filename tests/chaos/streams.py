@@ -68,7 +68,7 @@ class RawStream:
         except TimeoutError:
             stream.cancel()
             code = None
-        self._close("lost" if code is None else code.name, way)
+        self._close("lost" if code is None else code.name, await stream.details() or "", way)
         return sent
 
     async def _send(self, stream: Any, number: int, way: str) -> None:
@@ -110,7 +110,7 @@ class RawStream:
         if code == OK and sent.request is not None:
             self.world.check("stream", sent.request, response.result)
 
-    def _close(self, code: str, way: str) -> None:
+    def _close(self, code: str, details: str, way: str) -> None:
         """Give what is unanswered the status of the stream."""
         allowed = {"rude": {"INVALID_ARGUMENT"}, "leaving": set(LEFT)}.get(way, set())
         if code == OK and self.going_away:
@@ -118,7 +118,7 @@ class RawStream:
         elif code == OK:
             code = "lost"
         for sent in self.unanswered.values():
-            text = f"the stream has ended without an answer ({way})"
+            text = f"the stream ({way}) has ended without an answer: {details}"
             self.world.ledger.end("stream", code, text, allowed, began=sent.began)
 
 

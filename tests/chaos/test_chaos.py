@@ -12,7 +12,7 @@ CALLS = 10_000
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("parity", [0, 1], ids=["batch-invariant", "computed in a thread"])
+@pytest.mark.parametrize("parity", [0, 1], ids=["batch-invariant", "as it is"])
 def test_every_call_has_one_end_and_every_answer_is_right(parity: int, tmp_path: Path) -> None:
     """A new seed each time: what it finds once, it finds again with the seed that it prints."""
     part = Part(2 * random.randrange(10**6) + parity, CALLS, tmp_path)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from chaos import ledger as ledgers
-from chaos.ledger import Ledger
+from chaos.ledger import Away, Ledger
 from chaos.models import chaos_layers
 from chaos.truth import DTYPES, POOL_ROWS, Array, Truth, numbers_from
 
@@ -102,7 +102,7 @@ async def ended(ledger: Ledger, outcome: Any) -> str:
     ],
 )
 async def test_an_end_that_must_not_be_is_found(error: BaseException, found: str) -> None:
-    ledger = Ledger(lambda began: False)
+    ledger = Ledger(lambda began: Away.NEVER)
     await ended(ledger, error)
     ledger.check_sum()
     assert (ledger.sent, ledger.failed) == (1, 1)
@@ -110,14 +110,21 @@ async def test_an_end_that_must_not_be_is_found(error: BaseException, found: str
 
 
 async def test_while_the_server_is_away_calls_may_be_unavailable() -> None:
-    ledger = Ledger(lambda began: True)
+    ledger = Ledger(lambda began: Away.IN_ORDER)
     assert await ended(ledger, Unavailable("gone")) == "UNAVAILABLE"
     assert not ledger.problems
 
 
+@pytest.mark.parametrize("away", Away)
+async def test_only_a_server_that_is_killed_cuts_calls_off(away: Away) -> None:
+    ledger = Ledger(lambda began: away)
+    await ended(ledger, Unavailable("recvmsg: Connection reset by peer"))
+    assert bool(ledger.problems) == (away is not Away.KILLED)
+
+
 async def test_a_call_without_an_end_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledgers, "LOST_SECONDS", 0.05)
-    ledger = Ledger(lambda began: True)
+    ledger = Ledger(lambda began: Away.IN_ORDER)
     assert await ended(ledger, asyncio.sleep(60)) == "lost"
     ledger.check_sum()
     assert any("ended with lost" in text for text in ledger.problems)
