@@ -151,7 +151,8 @@ class LimitsConfig(Group):
     max_stream_bytes: int = option(
         256 * MIB,
         "Memory for the answers of one stream until its client has read them; beyond it the "
-        "server stops reading the stream. One call always fits.",
+        "server stops reading the stream. One call always fits. Of a connection's unary calls "
+        "beyond it, those for large answers are told to come again.",
         minimum=1024,
         maximum=MOST_MEMORY_BYTES,
     )

@@ -21,6 +21,7 @@ from qlinear_service.kernels import layout
 from qlinear_service.layers import QuantizedLinear
 from qlinear_service.lifecycle import Lifecycle
 from qlinear_service.streaming import CallStream
+from qlinear_service.unread import COUNTED_BYTES, UnreadAnswers
 from qlinear_service.wire import CallFields
 
 __all__ = ["LinearServicer"]
@@ -55,6 +56,7 @@ class LinearServicer:
         self._max_stream_age_seconds = max_stream_age_seconds
         self._device = device
         self._batch_invariant = batch_invariant
+        self._unread = UnreadAnswers(limits.max_stream_bytes)
         self._serving: Serving | None = None
 
     def attach(self, serving: Serving) -> None:
@@ -67,12 +69,18 @@ class LinearServicer:
         serving = self._ready()
         checked = serving.check(request)
         metadata = context.invocation_metadata() or ()
+        response_bytes = checked.plan.response_bytes
+        connection = str(context.peer()) if response_bytes >= COUNTED_BYTES else None
+        if connection is not None:
+            self._unread.check(connection, response_bytes)
         if checked.plan.rows == 0:
             outcomes = serving.outcomes_of_nothing(checked)
         else:
             outcomes = await serving.transport.call(
                 checked, deadline=_deadline(context), client=client_of(context, metadata)
             )
+        if connection is not None:
+            self._unread.hold(connection, response_bytes)
         wants_timing = WANT_TIMING in metadata
         parts = serving.encode(checked, outcomes, timed_since=arrived if wants_timing else None)
         return b"".join(parts)

@@ -23,7 +23,7 @@ from qlinear_service.errors import ConfigError
 from qlinear_service.log_values import quoted
 from qlinear_service.process import tune_process
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "is_a_fault", "run"]
 
 logger = logging.getLogger(__name__)
 
@@ -92,3 +92,12 @@ def _set_up_logging(level: str) -> None:
         "event=%(message)s",
         datefmt="%Y-%m-%dT%H:%M:%S",
     )
+    logging.getLogger("grpc._cython.cygrpc").addFilter(is_a_fault)
+
+
+def is_a_fault(record: logging.LogRecord) -> bool:
+    """Say whether what gRPC logs is one: that a client has left before its answer was sent is not.
+
+    It logs that as an error, with a traceback.
+    """
+    return not record.getMessage().startswith("ExecuteBatchError raised in core")
