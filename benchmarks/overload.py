@@ -35,6 +35,7 @@ BATCH_SECONDS = 0.024
 IN_FLIGHT = 32
 CONNECTIONS = 16
 ROUNDS = 6
+TURN_SECONDS = 0.001
 TARGETS = {"goodput": 0.90, "refusal_p99_seconds": 0.005}
 
 
@@ -47,6 +48,8 @@ class Flood:
         self.ends: Counter[str] = Counter()
         self.seconds: dict[str, list[float]] = {"answered": [], "full": [], "too old": []}
         self.without_pushback = self.sent = 0
+        self.late: list[float] = []
+        """By how much this process, which sends, woke up late: what the machine adds to a time."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, rate: float, seconds: float) -> None:
@@ -58,7 +61,9 @@ class Flood:
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
                 sent += 1
-            await asyncio.sleep(0.001)
+            slept = time.perf_counter()
+            await asyncio.sleep(TURN_SECONDS)
+            self.late.append(time.perf_counter() - slept - TURN_SECONDS)
         await asyncio.gather(*self._tasks)
         self.sent += sent
 
@@ -137,6 +142,8 @@ async def measure(server: ServerProcess, seconds: float) -> dict[str, Any]:
         "refusal_p50_seconds": float(np.percentile(found["full"], 50)),
         "refusal_p90_seconds": float(np.percentile(found["full"], 90)),
         "refusal_p99_seconds": float(np.percentile(found["full"], 99)),
+        "late_p90_seconds": float(np.percentile(flood.late, 90)),
+        "late_p99_seconds": float(np.percentile(flood.late, 99)),
         "grown_bytes": server.anonymous_bytes() - memory,
     }
 
@@ -163,6 +170,11 @@ def show(report: dict[str, Any], args: argparse.Namespace) -> None:
             "refused after, ms (p50, p90, p99)",
             ", ".join(f"{f[f'refusal_{p}_seconds'] * 1e3:.1f}" for p in ("p50", "p90", "p99")),
             f"< {TARGETS['refusal_p99_seconds'] * 1e3:.0f}",
+        ],
+        [
+            "this process woke up late by, ms (p90, p99)",
+            f"{f['late_p90_seconds'] * 1e3:.1f}, {f['late_p99_seconds'] * 1e3:.1f}",
+            "what the machine adds",
         ],
         ["refusals without a pause to keep", str(f["without_pushback"]), "0"],
         ["memory of the server grew by, MiB", f"{f['grown_bytes'] / 2**20:.1f}", ""],
