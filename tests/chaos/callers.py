@@ -64,10 +64,10 @@ class World:
         for blocking in self.blocking:
             await asyncio.to_thread(blocking.close)
 
-    async def while_away(self, draw: random.Random) -> None:
+    async def while_away(self) -> None:
         """Wait, mostly, while there is no server: calls would fail by the thousand."""
         if self.is_away():
-            await asyncio.sleep(draw.uniform(0, LONGEST_PAUSE_SECONDS))
+            await asyncio.sleep(random.uniform(0, LONGEST_PAUSE_SECONDS))
 
     def check(self, kind: str, request: Request, answers: Any) -> None:
         """Compare an answer with the truth."""
@@ -86,6 +86,7 @@ class Caller:
 
     def __init__(self, world: World, seed: str) -> None:
         self.world = world
+        self._seed = seed
         self.draw = random.Random(seed)
         self._kinds: dict[str, tuple[int, Callable[[], Awaitable[None]]]] = {
             "plain": (50, self._plain),
@@ -106,8 +107,10 @@ class Caller:
         """Call so often."""
         names = list(self._kinds)
         weights = [self._kinds[name][0] for name in names]
-        for name in self.draw.choices(names, weights, k=calls):
-            await self.world.while_away(self.draw)
+        for number, name in enumerate(self.draw.choices(names, weights, k=calls)):
+            await self.world.while_away()
+            # Its own: how one call ends must not decide what the next one is.
+            self.draw = random.Random(f"{self._seed} {number}")
             await self._kinds[name][1]()
 
     def _request(self) -> Request:

@@ -9,6 +9,7 @@ draws the same calls and faults (when they meet is up to the machine). See docs/
 import argparse
 import asyncio
 import contextlib
+import itertools
 import os
 import random
 import signal
@@ -128,9 +129,10 @@ class Part:
 
         async def caller(number: int) -> None:
             nonlocal left
-            draw = random.Random(f"{self.seed} {name} stream {number}")
+            streams = itertools.count()
             while left > 0:
-                await world.while_away(draw)
+                await world.while_away()
+                draw = random.Random(f"{self.seed} {name} stream {number} {next(streams)}")
                 sent = await RawStream(world, draw).run()
                 left -= sent  # not in one statement: others count down meanwhile
 
