@@ -97,7 +97,7 @@ def test_without_a_writable_cache_nothing_stays_behind(
     loaded: list[ctypes.CDLL] = []
 
     class Loading:
-        def __init__(self, path: Path, *, threads: int) -> None:
+        def __init__(self, path: Path, **more: object) -> None:
             loaded.append(ctypes.CDLL(str(path)))
 
     monkeypatch.setattr(backends, "CpuKernels", Loading)

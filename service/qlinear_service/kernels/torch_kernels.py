@@ -30,6 +30,7 @@ class TorchKernels:
 
     name = "torch"
     description = "plain torch, which dequantizes each layer at each call"
+    _batch_invariant = False
 
     def __init__(self, instead: str = "", *, batch_invariant: bool = False) -> None:
         self._batch_invariant = batch_invariant
