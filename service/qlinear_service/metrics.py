@@ -80,7 +80,7 @@ class Metrics(Collector):
         self._answers: dict[tuple[str, str], Histogram] = {}
         self._waits: dict[str, Histogram] = {}
         self._batches: dict[str, _Batches] = {}
-        self._launches = Launches(self.families, device=device, clock=clock)
+        self.launches = Launches(self.families, device=device, clock=clock)
         self.curves: Mapping[str, CostCurve] = {}
         """What batches cost, by shape, where that was measured."""
         self.load: Load | None = None
@@ -119,7 +119,7 @@ class Metrics(Collector):
             if modules[layer.spec.module] == 1:
                 self._full_names.setdefault(layer.spec.module, name)
         self.layers, self.load, self._gauges = loaded, load, gauges
-        self._launches.roofline = roofline
+        self.launches.roofline = roofline
         packed = sum(layer.packed_bytes for layer in loaded.values())
         self._set("qlinear_layers_loaded", len(loaded))
         self._set("qlinear_weight_bytes", packed, self.device)
@@ -219,7 +219,7 @@ class Metrics(Collector):
         batches.rows.observe(rows)
         batches.requests.observe(requests)
         row_bytes = batches.x_elements * x_itemsize + batches.y_elements * y_itemsize
-        self._launches.add(
+        self.launches.add(
             batches.shape,
             m_label(rows),
             rows=rows,
@@ -230,7 +230,7 @@ class Metrics(Collector):
 
     def live(self) -> list[Live]:
         """Return what each shape and m did in the last 10 s, busiest first; for the page."""
-        return sorted(self._launches.live(), key=lambda live: -live.busy_seconds)
+        return sorted(self.launches.live(), key=lambda live: -live.busy_seconds)
 
     def describe(self) -> Iterator[Metric]:
         """Name the families without looking at what they hold."""
@@ -238,16 +238,16 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families that have series; any thread may call this."""
-        pulled = self._pulled()
+        pulled = self.pulled()
         for name, family in self.families.items():
             metric = family.collect(pulled.get(name, ()))
             if metric.samples:
                 yield metric
                 time.sleep(0)  # lets the event loop have the interpreter between two families
 
-    def _pulled(self) -> dict[str, list[tuple[tuple[str, ...], float]]]:
+    def pulled(self) -> dict[str, list[tuple[tuple[str, ...], float]]]:
         """Return the gauges that are looked up at a scrape and counted nowhere."""
-        live = list(self._launches.live())
+        live = list(self.launches.live())
         pulled: dict[str, list[tuple[tuple[str, ...], float]]] = {
             "qlinear_ready": [((), float(self.state() == "serving"))],
             "qlinear_hbm_bandwidth_bytes_per_second": [
