@@ -50,7 +50,7 @@ FLOORS: list[set[str]] = [
     | {"packed", "packed_metadata", "packed_writer", "checkpoints"},
     {"servicer", "handlers", "engine", "health", "lifecycle", "channel"}
     | {"streaming", "stream_call", "stream_reader", "calls", "statuses"}
-    | {"metrics_page", "metrics_server", "probe", "signals", "gpu", "loaded"}
+    | {"watch", "metrics_server", "probe", "signals", "gpu", "loaded"}
     | {"planning"}
     | {"selftest", "sample_layers", "diagnosis", "models", "loading", "loadgen", "conversion"}
     | {"callers", "curves", "runners"},
@@ -82,6 +82,8 @@ NEVER_REACHES: dict[str, set[str]] = {
     "kernels.resources": {"torch", "grpc", "numpy", "rich"},
     "commands.call": {"torch"},
     "commands.plan": {"torch", "grpc"},
+    "commands.top": {"torch", "grpc", "numpy"},
+    "watch.now": {"torch", "grpc"},
     "kernels.tuned_plans": {"torch", "grpc", "numpy", "rich"},
 }
 

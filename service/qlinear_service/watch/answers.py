@@ -16,13 +16,19 @@ OF_ROOFLINE_RATIO = 0.6
 BUSY_RATIO = 0.9
 """A device that computes for this share of the time has no room left."""
 
+SMALL_BYTES = 1 << 20
+"""Batches that read less are over before the time of starting them is made up for."""
+
 STATES = {
     "starting": "Starting: no calls are answered yet",
     "draining": "Draining: no new calls are taken",
 }
 PARTS = {
     "queue": ("Waiting for a batch", "the calls wait for their turn"),
-    "copies": ("Copying activations", "large calls, or a machine that is short of memory bandwidth"),
+    "copies": (
+        "Copying activations",
+        "large calls, or a machine that is short of memory bandwidth",
+    ),
     "kernel": ("Computing", "the time goes where it should"),
     "reply": ("Encoding replies", "large answers, or a machine that is short of CPU"),
     "rest": ("In front of the queue", "decoding and the event loop: the CPU, not the device"),
@@ -67,9 +73,12 @@ def _machine(facts: Facts) -> Answer:
         return Answer(level="bad", headline=headline, text=text)
     if ratio is None:
         return Answer(level="idle", headline="Not known: it was not measured", text=text)
-    level = "good" if ratio >= OF_ROOFLINE_RATIO and not _below_tuned(facts) else "fair"
     headline = f"{share(ratio)} of what it can"
-    return Answer(level="good" if level == "good" else "fair", headline=headline, text=text)
+    if ratio >= OF_ROOFLINE_RATIO and not _below_tuned(facts):
+        return Answer(level="good", headline=headline, text=text)
+    if _mean_bytes(facts) < SMALL_BYTES:
+        text += " · layers this small take longer to start than to read"
+    return Answer(level="fair", headline=headline, text=text)
 
 
 def _time(facts: Facts) -> Answer:
@@ -80,11 +89,18 @@ def _time(facts: Facts) -> Answer:
         return Answer(level="idle", headline="Nowhere: no calls", text="")
     largest = max(time["parts"], key=lambda part: part["seconds"])
     what, why = PARTS[largest["name"]]
-    text = f"of {seconds(mean)} a call · {why}"
-    waits = largest["name"] == "queue" and facts["machine"]["busy_ratio"] >= BUSY_RATIO
+    waits = largest["name"] == "queue" and largest["seconds"] > total / 2
     if waits:
-        text = f"of {seconds(mean)} a call · more work arrives than the device does at once"
+        busy = facts["machine"]["busy_ratio"]
+        why = (
+            "the device is the limit"
+            if busy >= BUSY_RATIO
+            else (
+                f"the device is busy {share(busy)} of the time: the CPU in front of it is the limit"
+            )
+        )
     headline = f"{what}: {share(largest['seconds'] / total)}"
+    text = f"of {seconds(mean)} a call · {why}"
     return Answer(level="fair" if waits else "good", headline=headline, text=text)
 
 
@@ -93,7 +109,9 @@ def notes(facts: Facts) -> list[Answer]:
     found: list[Answer] = []
     queue, gauges = facts["queue"], facts["machine"]["gauges"]
     if gauges.get("throttled"):
-        text = f"{gauges.get('temperature_celsius', 0):.0f} °C, {gauges.get('power_watts', 0):.0f} W"
+        text = (
+            f"{gauges.get('temperature_celsius', 0):.0f} °C, {gauges.get('power_watts', 0):.0f} W"
+        )
         found.append(_note("bad", "Power, heat or hardware keep the clock down", text))
     if queue["limit_bytes"] and queue["bytes"] > QUEUE_FULL_RATIO * queue["limit_bytes"]:
         full = share(queue["bytes"] / queue["limit_bytes"])
@@ -114,6 +132,16 @@ def notes(facts: Facts) -> list[Answer]:
 
 def _note(level: str, headline: str, text: str) -> Answer:
     return Answer(level=level, headline=headline, text=text)  # type: ignore[typeddict-item]
+
+
+def _mean_bytes(facts: Facts) -> float:
+    """Return the bytes of a batch, on average."""
+    rows = [one for shape in facts["shapes"] for one in shape["rows"]]
+    batches = sum(one["batches_per_second"] for one in rows)
+    moved = sum(
+        one["batches_per_second"] * one["mean_seconds"] * one["bytes_per_second"] for one in rows
+    )
+    return moved / batches if batches else 0.0
 
 
 def _below_tuned(facts: Facts) -> list[tuple[str, str, float]]:

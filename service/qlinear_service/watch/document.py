@@ -175,7 +175,7 @@ class Facts(TypedDict):
     """The busiest first."""
     shapes_left_out: int
     layers: list[Layer]
-    """The most called first."""
+    """Those with calls first, in the order of the model."""
     layers_total: int
     packed_bytes: int
     trend: Trend

@@ -117,8 +117,11 @@ def _layers(metrics: Metrics, window: Window) -> list[Layer]:
     def asked_for(item: tuple[str, object]) -> float:
         return calls.get(item[0], 0.0) + waiting.get(item[0], 0)
 
-    # Sorting is stable: layers without calls stay in the order of the model.
-    chosen = sorted(metrics.layers.items(), key=asked_for, reverse=True)
+    # Sorting is stable: those with calls first, all in the order of the model.
+    chosen = sorted(metrics.layers.items(), key=asked_for, reverse=True)[:MOST_LAYERS]
+    most = {name for name, _ in chosen}
+    ordered = [item for item in metrics.layers.items() if item[0] in most]
+    ordered.sort(key=lambda item: not asked_for(item))
     return [
         Layer(
             name=short_name(name, MOST_NAME),
@@ -127,5 +130,5 @@ def _layers(metrics: Metrics, window: Window) -> list[Layer]:
             rows_waiting=waiting.get(name, 0),
             calls_per_second=calls.get(name, 0.0),
         )
-        for name, layer in chosen[:MOST_LAYERS]
+        for name, layer in ordered
     ]

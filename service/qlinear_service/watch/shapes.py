@@ -39,7 +39,9 @@ def shapes_now(
         for name in layers
     ]
     # Tenths of the time only, so that the order does not change at every look.
-    found.sort(key=lambda one: (-round(one["busy_ratio"], 1), one["shape"]))
+    found.sort(
+        key=lambda one: (-round(one["busy_ratio"], 1), not one["busy_ratio"], one["shape"])
+    )
     return found[:most], max(len(found) - most, 0)
 
 

@@ -48,10 +48,10 @@ def share(value: float | None) -> str:
 
 
 def short_name(name: str, most: int) -> str:
-    """Return `name`, shortened in its middle to `most` characters."""
+    """Return `name`, shortened to `most` characters; most of its end, which tells layers apart."""
     if len(name) <= most:
         return name
-    head = (most - 1) // 2
+    head = (most - 1) // 4
     return f"{name[:head]}…{name[len(name) - (most - 1 - head) :]}"
 
 

@@ -1,9 +1,9 @@
 /* Asks for the document every two seconds and shows it. */
-const EVERY = 2000, WAIT = 8000, POINTS = 150;
+const EVERY = 2000, WAIT = 8000, FEWEST_POINTS = 30;
 const M = ["1", "8", "16", "32", "64", "128", "512", "inf"];
 const PARTS = { queue: "waiting", copies: "copies", kernel: "computing", reply: "reply", rest: "rest" };
 const STATES = { serving: "good", starting: "fair", draining: "fair" };
-let now = null, seen = 0;
+let now = null, seen = 0, sorted = "";
 
 function answer(id, one) {
   const card = by(id);
@@ -18,12 +18,14 @@ function highest(...lists) {
 }
 function trends(one) {
   const calls = highest(one.calls_per_second), slow = highest(one.p99_seconds);
-  trend(by("calls-trend"), POINTS, [[one.calls_per_second, "", true], [one.failed_per_second, "red", true]], calls || 1);
-  most("healthy", "most " + units.big(calls) + "/s");
+  const points = Math.max(one.calls_per_second.length, FEWEST_POINTS);
+  const failed = highest(one.failed_per_second) ? [[one.failed_per_second, "red", true]] : [];
+  trend(by("calls-trend"), points, [[one.calls_per_second, "", true], ...failed], calls || 1);
+  most("healthy", "most " + units.big(calls) + "/s in " + units.age(points * one.step_seconds));
   const busy = Math.max(1, highest(one.busy_ratio));
-  trend(by("busy-trend"), POINTS, [[one.busy_ratio, "", true]], busy);
+  trend(by("busy-trend"), points, [[one.busy_ratio, "", true]], busy);
   most("machine", "most " + units.share(highest(one.busy_ratio)));
-  trend(by("latency-trend"), POINTS, [[one.p99_seconds, "soft"], [one.p50_seconds, ""]], slow || 1);
+  trend(by("latency-trend"), points, [[one.p99_seconds, "soft"], [one.p50_seconds, ""]], slow || 1);
   most("time", slow ? "p99 at most " + units.seconds(slow) : "");
 }
 function parts(time) {
@@ -94,9 +96,9 @@ const shapeColumns = [
 const layerColumns = [
   ["layer", "full name", (one, cell) => { cell.className = "name"; return one.name; }],
   ["shape", "input features, output features, bits, group size", (one) => one.shape],
-  ["memory", "of its tensors", (one) => units.amount(one.packed_bytes)],
-  ["calls/s", "finished calls", (one) => units.big(one.calls_per_second)],
-  ["rows waiting", "in the queue now", (one) => String(one.rows_waiting)],
+  ["memory", "of its tensors; click to sort", (one) => units.amount(one.packed_bytes), "packed_bytes"],
+  ["calls/s", "finished calls; click to sort", (one) => units.big(one.calls_per_second), "calls_per_second"],
+  ["rows waiting", "in the queue now; click to sort", (one) => String(one.rows_waiting), "rows_waiting"],
 ];
 function shapes(list) {
   const names = list.map((one) => one.shape).sort();
@@ -111,6 +113,7 @@ function shapes(list) {
 function layers() {
   const wanted = by("filter").value.toLowerCase();
   const found = now.layers.filter((one) => (one.name + " " + one.shape).toLowerCase().includes(wanted));
+  if (sorted) found.sort((a, b) => b[sorted] - a[sorted]);
   keyed(by("layers"), found, (one) => one.name, html("tr"), (row, one) => {
     row.className = one.calls_per_second || one.rows_waiting ? "" : "quiet";
     cells(row, layerColumns, one);
@@ -174,5 +177,14 @@ async function again() {
 heading(by("heat-head"), heatColumns);
 heading(by("shapes-head"), shapeColumns);
 heading(by("layers-head"), layerColumns);
+layerColumns.forEach((column, index) => {
+  const cell = by("layers-head").children[index];
+  if (column[3]) cell.addEventListener("click", () => {
+    sorted = sorted === column[3] ? "" : column[3];
+    for (const each of by("layers-head").children) each.classList.toggle("sorted", sorted !== "" && each === cell);
+    if (now) layers();
+  });
+  cell.classList.toggle("sorts", Boolean(column[3]));
+});
 by("filter").addEventListener("input", () => { if (now) layers(); });
 again();

@@ -57,10 +57,15 @@ function roofline(machine, shapes) {
     class: "point " + point.colour, cx: x.at(point.x).toFixed(1), cy: y.at(point.y).toFixed(1),
     r: (4.5 + 9 * Math.sqrt(Math.min(point.busy, 1))).toFixed(1),
   }, "", point.title]);
-  for (const point of points.slice(0, 6)) drawn.push(["text", "label " + point.key, {
-    class: "named", "text-anchor": "middle", x: x.at(point.x).toFixed(1),
-    y: (y.at(point.y) - 9 - 9 * Math.sqrt(Math.min(point.busy, 1))).toFixed(1),
-  }, "≤ " + point.m]);
+  const taken = [];
+  for (const point of points) { /* the busiest are named; names do not lie upon each other */
+    const left = x.at(point.x), high = y.at(point.y) - 9 - 9 * Math.sqrt(Math.min(point.busy, 1));
+    if (taken.length > 7 || taken.some(([a, b]) => Math.abs(a - left) < 36 && Math.abs(b - high) < 13)) continue;
+    taken.push([left, high]);
+    drawn.push(["text", "label " + point.key, {
+      class: "named", "text-anchor": "middle", x: left.toFixed(1), y: high.toFixed(1),
+    }, point.m === "inf" ? "more rows" : "≤ " + point.m]);
+  }
   keyed(by("roofline"), drawn, (one) => one[0] + one[1], (one) => svg(one[0])(), (element, one) => {
     attributes(element, one[2]);
     if (one[4]) {
