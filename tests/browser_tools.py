@@ -74,7 +74,9 @@ def chromium() -> Iterator[Any]:
 
 
 @contextmanager
-def opened(browser: Any, address: str, *, scheme: str = "light", width: int = 1280) -> Iterator[Opened]:
+def opened(
+    browser: Any, address: str, *, scheme: str = "light", width: int = 1280
+) -> Iterator[Opened]:
     """Open the page of the server at HOST:PORT inside the block."""
     viewport = {"width": width, "height": 900}
     context = browser.new_context(color_scheme=scheme, viewport=viewport)

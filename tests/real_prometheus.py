@@ -79,9 +79,9 @@ def running(*words: str | Path, **more: Any) -> Iterator[subprocess.Popen[str]]:
 
 
 @contextmanager
-def served_model(*more: str) -> Iterator[tuple[str, str]]:
-    """Serve the sample model in a process of its own; its two addresses."""
-    words = [sys.executable, "-m", "qlinear_service", "serve", MODEL, "--device", "cpu"]
+def served_model(*more: str, model: Path = MODEL) -> Iterator[tuple[str, str]]:
+    """Serve the sample model, or another, in a process of its own; its two addresses."""
+    words = [sys.executable, "-m", "qlinear_service", "serve", model, "--device", "cpu"]
     words += ["--port", "0", "--metrics-port", "0", "--drain-delay-seconds", "0", *more]
     with running(*words, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

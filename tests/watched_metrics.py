@@ -34,7 +34,9 @@ class Clock:
 def crowd(layers: int, shapes: int, length: int = 0) -> list[Spec]:
     """Return layers of so many shapes with names of that length at least."""
     return [
-        Spec(f"model.layers.{number}.mlp.down_proj".ljust(length, "x"), n=16 * (1 + number % shapes))
+        Spec(
+            f"model.layers.{number}.mlp.down_proj".ljust(length, "x"), n=16 * (1 + number % shapes)
+        )
         for number in range(layers)
     ]
 

@@ -1,5 +1,4 @@
-"""The metrics port: a page for people at /, /metrics for Prometheus, /healthz for probes over HTTP,
-/now.json for the page and `qlinear top`.
+"""The metrics port: a page at /, /now.json for it and `qlinear top`, /metrics, /healthz for probes.
 
 Runs in threads of its own, so a scrape never waits for the event loop nor the other way round; it
 reads metrics and changes nothing. It starts before the data port and stops after it.

@@ -1,4 +1,4 @@
-"""The page in a real Chromium: it renders, follows the traffic, and does nothing that it should not."""
+"""The page in a real Chromium: it renders, follows the traffic, and does nothing else."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -59,7 +59,9 @@ def test_it_is_readable_in_light_and_in_dark(browser: Any) -> None:
                 for selector in ("h1", ".headline", ".muted", "#shapes td", "#heat td[class^=h]"):
                     colours = page.page.locator(selector).first.evaluate(COLOURS)
                     assert contrast(*colours) >= 4.5, (scheme, selector, colours)
-                backs[scheme] = page.page.evaluate("getComputedStyle(document.body).backgroundColor")
+                backs[scheme] = page.page.evaluate(
+                    "getComputedStyle(document.body).backgroundColor"
+                )
                 page.is_well()
     light, dark = (luminance(backs[scheme]) for scheme in ("light", "dark"))
     assert light > 0.8
@@ -76,7 +78,9 @@ COLOURS = """element => {
 def luminance(colour: str) -> float:
     """Relative luminance of "rgb(1, 2, 3)", as WCAG defines it."""
     parts = [int(part) / 255 for part in colour[4:-1].split(",")]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    ]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
@@ -166,7 +170,10 @@ def test_gauges_of_a_gpu_and_what_is_wrong_are_shown(browser: Any) -> None:
 
 
 def test_numbers_read_the_same_on_the_page_and_in_the_terminal(browser: Any) -> None:
-    values = [0.0, *(digit * 10.0**power for power in range(-9, 14) for digit in (1, 1.26, 4.567, 9.994))]
+    values = [
+        0.0,
+        *(digit * 10.0**power for power in range(-9, 14) for digit in (1, 1.26, 4.567, 9.994)),
+    ]
     with port_of(metrics_of()) as address, opened(browser, address) as page:
         for name in ("seconds", "amount", "big", "rate", "share"):
             shown = page.page.evaluate(f"values => values.map(units.{name})", values)

@@ -153,9 +153,7 @@ def test_something_else_that_answers_is_one_sentence(
 
 
 @pytest.mark.parametrize("url", ["", "http://", "ftp://x:1", "x:port", "x:0", "http://[::1"])
-def test_what_is_no_address_is_one_sentence(
-    url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_address_is_one_sentence(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert top("--url", url, "--once") == 1
     assert f"--url is {url!r}; expected" in capsys.readouterr().err
 

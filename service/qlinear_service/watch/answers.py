@@ -1,5 +1,7 @@
-"""The three questions of an operator, answered in words: is it healthy, does the machine do what
-it can, where does the time go. Thresholds are those of deploy/prometheus/rules/alerts.yml.
+"""An operator's three questions, answered in words.
+
+Is it healthy, does the machine do what it can, where does the time go. Thresholds are those of
+deploy/prometheus/rules/alerts.yml.
 """
 
 from qlinear_service.watch.calls import refused_for_load
@@ -13,8 +15,8 @@ QUEUE_FULL_RATIO = 0.8
 OF_TUNED_RATIO = 0.6
 OF_SWEET_SPOT_RATIO = 0.5
 OF_ROOFLINE_RATIO = 0.6
-BUSY_RATIO = 0.9
-"""A device that computes for this share of the time has no room left."""
+BUSY_RATIO = 0.75
+"""A device that computes for this share of the time has hardly any room left."""
 
 SMALL_BYTES = 1 << 20
 """Batches that read less are over before the time of starting them is made up for."""

@@ -1,4 +1,4 @@
-"""What layers of each shape do: times of calls, rows of batches, bandwidth, place on the roofline."""
+"""What layers of each shape do: times of calls, rows of batches, bandwidth, roofline."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -39,9 +39,7 @@ def shapes_now(
         for name in layers
     ]
     # Tenths of the time only, so that the order does not change at every look.
-    found.sort(
-        key=lambda one: (-round(one["busy_ratio"], 1), not one["busy_ratio"], one["shape"])
-    )
+    found.sort(key=lambda one: (-round(one["busy_ratio"], 1), not one["busy_ratio"], one["shape"]))
     return found[:most], max(len(found) - most, 0)
 
 

@@ -60,7 +60,9 @@ function roofline(machine, shapes) {
   const taken = [];
   for (const point of points) { /* the busiest are named; names do not lie upon each other */
     const left = x.at(point.x), high = y.at(point.y) - 9 - 9 * Math.sqrt(Math.min(point.busy, 1));
-    if (taken.length > 7 || taken.some(([a, b]) => Math.abs(a - left) < 36 && Math.abs(b - high) < 13)) continue;
+    const covers = (other) => Math.abs(x.at(other.x) - left) < 24 && Math.abs(y.at(other.y) - high + 3) < 11;
+    if (taken.length > 7 || points.some(covers)) continue;
+    if (taken.some(([a, b]) => Math.abs(a - left) < 36 && Math.abs(b - high) < 13)) continue;
     taken.push([left, high]);
     drawn.push(["text", "label " + point.key, {
       class: "named", "text-anchor": "middle", x: left.toFixed(1), y: high.toFixed(1),
