@@ -24,6 +24,8 @@ from qlinear_client import Client
 WIDE_LAYER, WIDE_SHAPE = "encoder.layer.0.output.dense", "k1536_n384_b4_g128"
 COMMAND = (sys.executable, "-m", "qlinear_service", "top", "--url")
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def addresses() -> Iterator[tuple[str, str]]:
