@@ -72,6 +72,9 @@ def test_no_line_is_wider_than_the_terminal_nor_loses_a_column(port: str, width:
     (row, *_) = [line for line in lines if line.startswith("k28672_n28672_b4_g128")]
     assert "4.56 TB/s" in row
     assert "…" not in row
+    names = [line for line in lines if line.startswith("m/")]
+    assert names
+    assert not any("… " in line for line in names), "their ends tell layers apart"
 
 
 @pytest.mark.parametrize("height", [1, 10, 24, 60])
