@@ -30,7 +30,7 @@ SHAPES = {
 """Output and input features."""
 
 LOAD = ("--rows", "1,4,16,48", "--concurrency", "24")
-LOAD_SECONDS = 75
+LOAD_SECONDS = 60
 SHOWS = 50
 SHOW = """shows => {
   const times = [];
