@@ -18,6 +18,9 @@ OF_ROOFLINE_RATIO = 0.6
 BUSY_RATIO = 0.75
 """A device that computes for this share of the time has hardly any room left."""
 
+FREE_RATIO = 0.5
+"""One that computes for less than this waits for others more than others for it."""
+
 SMALL_BYTES = 1 << 20
 """Batches that read less are over before the time of starting them is made up for."""
 
@@ -93,17 +96,20 @@ def _time(facts: Facts) -> Answer:
     what, why = PARTS[largest["name"]]
     waits = largest["name"] == "queue" and largest["seconds"] > total / 2
     if waits:
-        busy = facts["machine"]["busy_ratio"]
-        why = (
-            "the device is the limit"
-            if busy >= BUSY_RATIO
-            else (
-                f"the device is busy {share(busy)} of the time: the CPU in front of it is the limit"
-            )
-        )
+        why = _limit(facts["machine"]["busy_ratio"])
     headline = f"{what}: {share(largest['seconds'] / total)}"
     text = f"of {seconds(mean)} a call · {why}"
     return Answer(level="fair" if waits else "good", headline=headline, text=text)
+
+
+def _limit(busy_ratio: float) -> str:
+    """Return who makes calls wait."""
+    if busy_ratio >= BUSY_RATIO:
+        return "the device is the limit"
+    computes = f"the device computes {share(busy_ratio)} of the time"
+    if busy_ratio < FREE_RATIO:
+        return f"{computes}: the CPU in front of it is the limit"
+    return f"{computes}, the CPU in front of it holds it up for the rest"
 
 
 def notes(facts: Facts) -> list[Answer]:
