@@ -33,7 +33,8 @@ def event(
 
 def quoted(value: object) -> str:
     """Return `value` as text that stands behind a "=": as it is, or as a JSON string in ASCII."""
-    text = str(_plain(value))
+    plain = _plain(value)
+    text = str(plain).lower() if isinstance(plain, bool) else str(plain)
     return text if _PLAIN.fullmatch(text) else json.dumps(text)
 
 
@@ -80,8 +81,6 @@ def _entries(formatter: logging.Formatter, record: logging.LogRecord) -> dict[st
 
 def _plain(value: object) -> object:
     """Return `value` as JSON knows it; of an exception its text."""
-    if value is None or isinstance(value, bool):
-        return {None: "", True: True, False: False}[value]
     if isinstance(value, float):
         return float(f"{value:.6g}")
     return value if isinstance(value, int) else str(value)

@@ -47,7 +47,7 @@ def exemplars(metrics: Metrics) -> dict[str, tuple[str, float]]:
         for sample in family.samples:
             if sample.exemplar is not None:
                 assert sample.name == "qlinear_request_seconds_bucket"
-                assert sample.exemplar.timestamp > 1e9
+                assert float(sample.exemplar.timestamp) > 1e9
                 (trace_id,) = sample.exemplar.labels.values()
                 found[sample.labels["le"]] = trace_id, sample.exemplar.value
     return found

@@ -9,6 +9,7 @@ from measured_layers import (
     ROOFLINE,
     Layer,
     Spec,
+    busy_metrics,
     compute,
     everything,
     everything_of,
