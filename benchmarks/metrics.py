@@ -1,7 +1,7 @@
 """What watching costs: processor time of a call with metrics and without, with traces, and scrapes.
 
 Calls are those of `qlinear bench service` (384x384, one row, 64 in flight), of one server a case;
-runs of all alternate. "off" counts nothing. "on" is scraped once in each run. The others send
+runs of all alternate. "off" counts nothing. "on" is scraped once in each run, and so is --against. The others send
 traceparent: `unsampled` to a server that traces, of a trace that is not kept; `sampled` of one that
 is, sent to a collector that is not there. --against compares with the server of another checkout.
 The scrape is of 200 layers of 6 shapes, every m seen, over HTTP.
@@ -63,7 +63,7 @@ async def run_once(
     text = "" if flags is None else TRACE + flags
     request = matmul_request(f"{MODEL}/square", 1, FEATURES)
     before = server.cpu_seconds()
-    if name == "on" and server.metrics:
+    if name in ("on", "against"):
         await asyncio.to_thread(scrape, server.metrics)
     loop: Loop
     if transport == "unary":

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from qlinear_service.tracing import CallTrace, kept_trace_id, valid_traceparent
+from qlinear_service.tracing import CallTrace, Tracer, kept_trace_id, valid_traceparent
 
 __all__ = ["CLIENT_KEY", "Caller"]
 
@@ -27,7 +27,10 @@ class Caller:
         context: of the call or stream.
     """
 
-    __slots__ = ("client", "request_id", "trace", "traceparent", "tracestate", "wants_timing")
+    __slots__ = (
+        *("client", "request_id", "trace", "trace_id", "traceparent", "tracestate"),
+        "wants_timing",
+    )
 
     def __init__(self, context: Context) -> None:
         metadata: Any = context.invocation_metadata() or ()  # each question makes it anew
@@ -37,16 +40,20 @@ class Caller:
         self.client = f"id:{client!s}" if client else str(context.peer()).rpartition(":")[0]
         self.wants_timing = found.get(TIMING_KEY) == "1"
         self.traceparent: str | None = None
-        self.tracestate = ""
+        self.tracestate = self.request_id = self.trace_id = ""
+        """`request_id`: as it calls the call in its own logs. `trace_id`: of the trace that shows a
+        unary call, ours or its own; "" if none does."""
+        self.trace: CallTrace | None = None
+        """Of a unary call, if it is traced."""
         if "traceparent" in found:
             self.traceparent = valid_traceparent(str(found["traceparent"]))
             self.tracestate = str(found.get("tracestate", ""))
-        self.request_id = str(found.get(REQUEST_KEY, ""))[:MOST_ID_LENGTH]
-        """As it calls the call in its own logs."""
-        self.trace: CallTrace | None = None
-        """Of a unary call, if it is traced."""
+            self.trace_id = kept_trace_id(self.traceparent)
+        if REQUEST_KEY in found:
+            self.request_id = str(found[REQUEST_KEY])[:MOST_ID_LENGTH]
 
-    @property
-    def trace_id(self) -> str:
-        """The trace that shows a unary call; "" if none does."""
-        return self.trace.trace_id if self.trace is not None else kept_trace_id(self.traceparent)
+    def begin(self, tracer: Tracer, method: str, arrived: float) -> None:
+        """Have a unary call traced, if it is to be."""
+        self.trace = tracer.begin(method, self.traceparent, self.tracestate, arrived)
+        if self.trace is not None:
+            self.trace_id = self.trace.trace_id

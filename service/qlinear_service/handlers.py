@@ -120,7 +120,7 @@ class Handlers:
             arrived = time.perf_counter()
             caller = Caller(context)
             if tracer is not None:
-                caller.trace = tracer.begin(name, caller.traceparent, caller.tracestate, arrived)
+                caller.begin(tracer, name, arrived)
             request: object = None
             try:
                 self._lifecycle.check()
