@@ -1,14 +1,16 @@
 """What watching costs: processor time of a call with metrics and without, with traces, and scrapes.
 
 Calls are those of `qlinear bench service` (384x384, one row, 64 in flight), of one server a case;
-runs of all alternate. "off" counts nothing. "on" is scraped once in each run, and so is --against. The others send
-traceparent: `unsampled` to a server that traces, of a trace that is not kept; `sampled` of one that
-is, sent to a collector that is not there. --against compares with the server of another checkout.
+runs of all alternate. "off" counts nothing. "against" is the server of another checkout (--against),
+or of this one: then its distance from "on" is that of two processes that do the same. The others
+send traceparent to a server that traces: "unsampled" of a trace that is not kept, "sampled" of one
+that is, for a collector that is away.
 The scrape is of 200 layers of 6 shapes, every m seen, over HTTP.
 """
 
 import argparse
 import asyncio
+import random
 import statistics
 import tempfile
 import time
@@ -63,8 +65,6 @@ async def run_once(
     text = "" if flags is None else TRACE + flags
     request = matmul_request(f"{MODEL}/square", 1, FEATURES)
     before = server.cpu_seconds()
-    if name in ("on", "against"):
-        await asyncio.to_thread(scrape, server.metrics)
     loop: Loop
     if transport == "unary":
         metadata = (("traceparent", text),) if text else ()
@@ -84,7 +84,8 @@ async def measure(
     for transport in ("unary", "stream"):
         costs: dict[str, list[float]] = {name: [] for name in servers}
         for number in range(args.runs + 1):  # the first warms up
-            for name in list(servers)[:: 1 if number % 2 else -1]:
+            # Who runs behind whom is worth some percent: another order each time.
+            for name in random.Random(number).sample(list(servers), len(servers)):
                 cost = await run_once(name, transport, servers[name], stubs[name], args.seconds)
                 if number:
                     costs[name].append(cost)
