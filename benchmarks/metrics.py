@@ -1,8 +1,8 @@
 """What watching costs: processor time of a call with metrics and without, with traces, and scrapes.
 
 Calls are those of `qlinear bench service` (384x384, one row, 64 in flight), of one server a case;
-runs of all alternate. "off" counts nothing. "against" is the server of another checkout (--against),
-or of this one: then its distance from "on" is that of two processes that do the same. The others
+runs of all alternate. "off" counts nothing. "against" is the server of another checkout, or of
+this one: then its distance from "on" is that of two processes that do the same. The others
 send traceparent to a server that traces: "unsampled" of a trace that is not kept, "sampled" of one
 that is, for a collector that is away.
 The scrape is of 200 layers of 6 shapes, every m seen, over HTTP.
