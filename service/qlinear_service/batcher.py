@@ -14,10 +14,11 @@ from qlinear_service.batching import Batch, Part, WorkItem, WorkQueue
 from qlinear_service.errors import EngineFailure, EngineLost, RequestError, Unavailable
 from qlinear_service.in_flight import InFlight
 from qlinear_service.ledger import Ledger
-from qlinear_service.log_values import quoted
+from qlinear_service.log_values import event
 from qlinear_service.metrics import Metrics
 from qlinear_service.pending import Settle
 from qlinear_service.results import BatchResult
+from qlinear_service.tracing import BatchTrace, Tracer
 from qlinear_service.watchdog import Watchdog
 
 __all__ = ["Batcher", "RunBatch"]
@@ -40,6 +41,7 @@ class Batcher:
         metrics: told of each batch.
         most_running: batches that may be with the engine at a time.
         most_batch_seconds: after which the engine is taken for lost; 0: never.
+        tracer: told of batches in which a call is traced.
     """
 
     def __init__(
@@ -52,11 +54,13 @@ class Batcher:
         metrics: Metrics,
         most_running: int = 1,
         most_batch_seconds: float = 0.0,
+        tracer: Tracer | None = None,
     ) -> None:
         self._queue = queue
         self._run_batch = run_batch
         self._clock = clock
         self._metrics = metrics
+        self._tracer = tracer
         self._ledger = Ledger(queue, release)
         self._wake = asyncio.Event()
         self._in_flight = InFlight(most_running, on_fault=self._wake.set)
@@ -159,9 +163,16 @@ class Batcher:
             if len(batch.parts) == 1:
                 self._fail_part(batch.parts[0], error)
                 return
-            text = "batch_failed layer=%s requests=%d rows=%d action=retry_one_by_one"
-            name = quoted(batch.key.layer)
-            logger.warning(text, name, len(batch.parts), batch.rows, exc_info=error)
+            event(
+                logger,
+                logging.WARNING,
+                "batch_failed",
+                layer=batch.key.layer,
+                requests=len(batch.parts),
+                rows=batch.rows,
+                action="retry_one_by_one",
+                exc_info=error,
+            )
             for number, part in enumerate(batch.parts):
                 try:
                     await self._serve_alone(part)
@@ -169,7 +180,7 @@ class Batcher:
                     self._end_lost(batch.parts[number:])
                     raise
         else:
-            self._ledger.finish(batch, result)
+            self._ledger.finish(batch, *result)
 
     def _end_lost(self, parts: Sequence[Part]) -> None:
         """Tell every caller that the engine is gone, and let go of the parts that it ran."""
@@ -191,10 +202,11 @@ class Batcher:
         except Exception as error:
             self._fail_part(part, error)
         else:
-            self._ledger.finish(alone, result)
+            self._ledger.finish(alone, *result)
 
-    async def _compute(self, batch: Batch) -> BatchResult:
+    async def _compute(self, batch: Batch) -> tuple[BatchResult, BatchTrace | None]:
         number = self._watchdog.begin()
+        began = self._clock()
         try:
             result = await self._run_batch(batch)
         except asyncio.CancelledError as error:
@@ -216,19 +228,31 @@ class Batcher:
             transfers=result.transfers,
             kernel_seconds=result.kernel_nanoseconds / 1e9,
         )
-        return result
+        return result, self._traced(batch, result, began)
+
+    def _traced(self, batch: Batch, result: BatchResult, began: float) -> BatchTrace | None:
+        """Show a batch to the tracer; None if there is none or no call of it is traced."""
+        if self._tracer is None:
+            return None
+        calls = [part.item.traceparent for part in batch.parts if part.item.traceparent is not None]
+        if not calls:
+            return None
+        kernel_nanoseconds = result.kernel_nanoseconds
+        trace = BatchTrace("", began, self._clock(), result.transfers, kernel_nanoseconds)
+        return self._tracer.batch(batch.key.layer, batch.rows, calls, trace)
 
     def _fail_part(self, part: Part, error: Exception) -> None:
         """End the call of a part that was computed alone and failed all the same."""
         incident = uuid.uuid4().hex[:12]
-        text, name = "request_failed incident=%s layer=%s rows=%d", quoted(part.item.key.layer)
-        logger.error(text, incident, name, part.item.rows, exc_info=error)
+        name, rows = part.item.key.layer, part.item.rows
+        values = {"incident": incident, "layer": name, "rows": rows}
+        event(logger, logging.ERROR, "request_failed", **values, exc_info=error)
         self._ledger.fail_part(part, EngineFailure(incident))
 
     def _on_wedged(self, seconds: float) -> None:
         """End as with a lost engine: no slot of a batch that may still run is released."""
         self._wedged = EngineLost(f"a batch has run for {seconds:.1f} s and does not end")
-        logger.critical("engine_wedged seconds=%.1f", seconds)
+        event(logger, logging.CRITICAL, "engine_wedged", seconds=seconds)
         self._end_lost(())
         assert self._task is not None, "what runs batches runs"
         self._task.cancel()

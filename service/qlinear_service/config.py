@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from qlinear_service.config_fields import Group, OptionError, computed_option, option
+from qlinear_service.config_tracing import TracingConfig
 from qlinear_service.kernels.build import default_cache_dir
 
 __all__ = [
@@ -83,6 +84,7 @@ class ServerConfig(Group):
     )
     reflection: bool = option(True, "Offer gRPC server reflection, for grpcurl and the like.")
     log_level: str = option("info", "Least level that is logged: debug, info, warning or error.")
+    log_format: str = option("text", "Form of log lines: text (key=value) or json.")
 
     def __post_init__(self) -> None:
         Group.__post_init__(self)
@@ -98,6 +100,8 @@ class ServerConfig(Group):
             raise OptionError(
                 "log_level", f"is {self.log_level!r}; expected debug, info, warning or error"
             )
+        if self.log_format not in ("text", "json"):
+            raise OptionError("log_format", f"is {self.log_format!r}; expected text or json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,3 +281,4 @@ class ServiceConfig:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     batching: BatchingConfig = field(default_factory=BatchingConfig)
     kernels: KernelConfig = field(default_factory=KernelConfig)
+    tracing: TracingConfig = field(default_factory=TracingConfig)

@@ -11,6 +11,7 @@ from qlinear_service.batching import WorkQueue, too_late
 from qlinear_service.errors import Cancelled, RequestError
 from qlinear_service.pending import Pending, PendingCall, Settle
 from qlinear_service.results import BatchResult
+from qlinear_service.tracing import BatchTrace
 from qlinear_service.work import Batch, Part, WorkItem
 
 __all__ = ["Ledger"]
@@ -92,8 +93,8 @@ class Ledger:
             return False
         return True
 
-    def finish(self, batch: Batch, result: BatchResult) -> None:
-        """Hand out the results of a batch."""
+    def finish(self, batch: Batch, result: BatchResult, trace: BatchTrace | None = None) -> None:
+        """Hand out the results of a batch; `trace` is told to its calls, if any of them asked."""
         for part, piece in zip(batch.parts, result.rows, strict=True):
             item = part.item
             pending = self._pending[item.sequence]
@@ -102,6 +103,8 @@ class Ledger:
             if batch.rows > pending.batch_rows:
                 pending.batch_rows = batch.rows
             pending.kernel_nanoseconds += result.kernel_nanoseconds
+            if trace is not None:
+                pending.traces += (trace,)
             if pending.rows_done == item.rows:
                 _complete(pending)
             pending.parts_running -= 1

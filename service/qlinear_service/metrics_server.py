@@ -8,6 +8,7 @@ import contextlib
 import logging
 import socket
 import socketserver
+import sys
 import threading
 from collections.abc import Iterator
 from http import HTTPStatus
@@ -18,6 +19,7 @@ from urllib.parse import urlsplit
 from prometheus_client.exposition import choose_encoder
 
 from qlinear_service.errors import ConfigError
+from qlinear_service.log_values import event
 from qlinear_service.metrics import Metrics
 from qlinear_service.watch.history import History
 from qlinear_service.watch.now import now, to_json
@@ -95,7 +97,8 @@ class _Server(ThreadingHTTPServer):
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Keep clients that hang up out of stderr."""
-        logger.debug("metrics_client_failed client=%s", client_address, exc_info=True)
+        error = sys.exception()
+        event(logger, logging.DEBUG, "metrics_client_failed", client=client_address, exc_info=error)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -140,4 +143,4 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log requests at debug level only: there is one every few seconds, for ever."""
-        logger.debug("metrics_request " + format, *args)
+        event(logger, logging.DEBUG, "metrics_request", text=format % args)

@@ -32,13 +32,19 @@ class Transport(Protocol):
     """Carries calls to the engine and back."""
 
     async def call(
-        self, request: CheckedRequest, *, deadline: float | None, client: str = ""
+        self,
+        request: CheckedRequest,
+        *,
+        deadline: float | None,
+        traceparent: str | None = None,
+        client: str = "",
     ) -> list[Outcome]:
         """Return one outcome for each layer asked for, in order.
 
         Args:
             request: checked, of 1 or more rows; its bytes are copied before the first await.
             deadline: on the event loop's clock; the call is not computed after it.
+            traceparent: of the call's span, if it is traced.
             client: whose call it is, for sharing evenly.
 
         Raises:
@@ -91,7 +97,12 @@ class LocalTransport:
         self._sequence = itertools.count(1)
 
     async def call(
-        self, request: CheckedRequest, *, deadline: float | None, client: str = ""
+        self,
+        request: CheckedRequest,
+        *,
+        deadline: float | None,
+        traceparent: str | None = None,
+        client: str = "",
     ) -> list[Outcome]:
         """See `Transport.call`. Cancelling it drops what of the call has not begun to run."""
         future: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
@@ -104,7 +115,9 @@ class LocalTransport:
             else:
                 future.set_exception(answer)
 
-        carried = self.submit(request, deadline=deadline, settle=settle, client=client)
+        carried = self.submit(
+            request, deadline=deadline, settle=settle, traceparent=traceparent, client=client
+        )
         try:
             return await future
         except asyncio.CancelledError:

@@ -6,17 +6,15 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 import grpc
 import pytest
 import torch
 from measured_layers import Samples, names, samples_of, scrape, value
+from metrics_process import OPENMETRICS, get, served, words
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from running_server import WAIT_SECONDS, K, Running, Start, small_layers
 
@@ -26,13 +24,6 @@ from qlinear_service.config import LimitsConfig
 from qlinear_service.packed_writer import write_packed
 
 ONES = torch.ones(3, K).half()
-OPENMETRICS = "application/openmetrics-text; version=1.0.0"
-
-
-def get(address: str, path: str, accept: str = "") -> tuple[str, str]:
-    """Return the body and the content type."""
-    with urlopen(Request(f"http://{address}{path}", headers={"Accept": accept}), timeout=20) as got:
-        return got.read().decode(), got.headers["Content-Type"]
 
 
 @pytest.fixture
@@ -128,45 +119,12 @@ async def test_refusals_have_their_layer_code_and_reason(start: Start) -> None:
     assert value(samples, "qlinear_cancelled_total") == 1
 
 
-@dataclass
-class Process:
-    """A server process and its two addresses."""
-
-    process: asyncio.subprocess.Process
-    target: str
-    metrics: str
-
-
-Launch = Callable[..., Awaitable[Process]]
-
-
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     layers = [layer for layer in small_layers() if layer.spec.model == "one"]
     path = tmp_path / "one.safetensors"
     write_packed(path, "one", layers, specs=[layer.spec for layer in layers])
     return path
-
-
-def words(model: Path, *more: str) -> list[str]:
-    ports = ["--port", "0", "--metrics-port", "0", "--drain-delay-seconds", "0"]
-    return ["-m", "qlinear_service", "serve", str(model), *ports, "--log-level", "error", *more]
-
-
-@asynccontextmanager
-async def served(model: Path, *more: str) -> AsyncIterator[Process]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, *words(model, *more), stdout=asyncio.subprocess.PIPE
-    )
-    assert process.stdout is not None
-    try:
-        lines = [(await process.stdout.readline()).decode().split() for _ in range(3)]
-        assert [line[0] for line in lines] == ["listening", "metrics", "ready"]
-        yield Process(process, lines[0][-1], lines[1][-1])
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        assert await asyncio.wait_for(process.wait(), WAIT_SECONDS) == 0
 
 
 def request() -> pb.MatMulRequest:

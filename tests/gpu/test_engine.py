@@ -15,9 +15,9 @@ from qlinear_service.errors import OutOfDeviceMemory, SelfTestError
 from qlinear_service.gpu import engine as gpu_engine
 from qlinear_service.gpu import loading, probe
 from qlinear_service.gpu.engine import GpuEngine
-from qlinear_service.gpu.gauges import Gauges
 from qlinear_service.gpu.selftest import run_gpu_self_test
 from qlinear_service.gpu.streams import CudaStreams
+from qlinear_service.gpu.telemetry import REASONS, open_telemetry
 from qlinear_service.kernels.torch_types import to_torch
 from qlinear_service.layers import LayerRegistry, LayerSpec
 from qlinear_service.slots import Slab
@@ -186,12 +186,23 @@ def test_the_probe_finds_a_plausible_machine(kernels: RecordingKernels) -> None:
 
 
 def test_the_gpu_says_how_it_is(kernels: RecordingKernels) -> None:
-    gauges = Gauges.of(kernels.device)
-    assert gauges is not None
-    found = gauges()
+    pytest.importorskip("pynvml", reason="install nvidia-ml-py, of the extra server")
+    telemetry = open_telemetry(kernels.device)
+    assert telemetry is not None
+    telemetry.stop()
+    telemetry.sample()
+    found = telemetry()
     print(found)
-    assert found["qlinear_gpu_clock_hertz"] > 1e8
-    assert found["qlinear_gpu_throttled"] in (0.0, 1.0)
+    assert found["qlinear_gpu_clock_hertz",] > 1e8
+    assert found["qlinear_gpu_memory_clock_hertz",] > 1e8
+    assert 10 < found["qlinear_gpu_power_watts",] < 2000
+    assert 5 < found["qlinear_gpu_temperature_celsius",] < 110
+    reasons = {found["qlinear_gpu_throttle_reason", name] for name in REASONS}
+    assert found["qlinear_gpu_throttled",] == max(reasons)
+    assert reasons <= {0.0, 1.0}
+    # What a data centre's memory counts; GeForce cards do not.
+    assert all(found.get(("qlinear_gpu_memory_errors", kind), 0.0) >= 0.0
+               for kind in ("corrected", "uncorrected"))  # fmt: skip
 
 
 def test_layers_larger_than_the_gpu_are_refused_before_they_are_read(

@@ -29,7 +29,8 @@ FLOORS: list[set[str]] = [
     | {"kernels.architectures", "kernels.driver", "kernels.nvcc"}
     | {"kernels.ninja", "kernels.library_cache"},
     {"config", "config_fields", "config_sources", "layers", "kernels.torch_types", "tracing"}
-    | {"metrics", "measured", "metric_families", "bandwidth", "roofline", "cost"}
+    | {"config_tracing", "metrics", "metric_series"}
+    | {"measured", "metric_families", "bandwidth", "roofline", "cost"}
     | {"scheduling", "fairness"},
     {"kernels"},
     {
@@ -53,7 +54,7 @@ FLOORS: list[set[str]] = [
     | {"watch", "metrics_server", "probe", "signals", "gpu", "loaded"}
     | {"planning"}
     | {"selftest", "sample_layers", "diagnosis", "models", "loading", "loadgen", "conversion"}
-    | {"callers", "curves", "runners"},
+    | {"callers", "curves", "runners", "spans"},
     {"server"},
     {"commands"},
     {"cli", "__main__"},
@@ -69,9 +70,10 @@ NEVER_REACHES: dict[str, set[str]] = {
     "cost": {"torch", "grpc"},
     "scheduling": {"torch", "grpc", "asyncio"},
     "lanes": {"torch", "grpc", "asyncio"},
-    "batcher": {"torch", "grpc"},
+    "batcher": {"torch", "grpc", "opentelemetry"},
     "slots": {"torch", "grpc"},
     "metrics": {"torch", "grpc"},
+    "tracing": {"torch", "grpc", "opentelemetry"},
     "metrics_server": {"torch", "grpc"},
     "engine": {"grpc"},
     "loadgen.drive": {"torch", "grpc"},

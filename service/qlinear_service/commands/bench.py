@@ -16,6 +16,7 @@ __all__ = ["add_arguments", "run"]
 BENCHMARKS = {
     "service": ("service.py", "processor time of a call, against a bare echo server"),
     "cpu": ("cpu_op.py", "the CPU operation, against torch's own"),
+    "metrics": ("metrics.py", "what metrics, traces and scrapes cost"),
     "kernel": ("kernel.py", "the CUDA kernels, against their floor, cuBLAS and Humming"),
     "overload": ("overload.py", "three times what the engine can do: goodput, refusals"),
     "schedule": ("schedule.py", "the scheduler, against FIFO and a fixed window, simulated"),

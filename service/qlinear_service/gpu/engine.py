@@ -24,6 +24,7 @@ from qlinear_service.gpu.stages import Stage, StagePool
 from qlinear_service.gpu.streams import Device
 from qlinear_service.kernels.torch_types import to_torch
 from qlinear_service.layers import LayerRegistry, QuantizedLinear
+from qlinear_service.log_values import event
 from qlinear_service.results import BatchResult
 from qlinear_service.slots import Slab
 
@@ -215,7 +216,7 @@ class GpuEngine:
             told = told if isinstance(told, EngineLost) else later
         if isinstance(told, EngineLost) and self._lost is None:
             self._lost = told
-            logger.critical("device_lost error=%s", told)
+            event(logger, logging.CRITICAL, "device_lost", error=told)
         if job.stage is not None:
             self._stages.give_back(job.stage)
         job.settle(told)
