@@ -12,11 +12,13 @@ from qlinear_service.batcher import Batcher
 from qlinear_service.batching import Batch, BatchKey, Part, WorkItem, WorkQueue
 from qlinear_service.dtypes import DType
 from qlinear_service.gpu.engine import GpuEngine
+from qlinear_service.gpu.ways import PINNED
 from qlinear_service.kernels import reference
 from qlinear_service.kernels.packing import pack
 from qlinear_service.kernels.torch_types import to_torch
 from qlinear_service.layers import LayerRegistry
 from qlinear_service.results import Answer, Outcome
+from qlinear_service.roofline import Roofline
 from qlinear_service.slots import Slab
 
 K, N = 40, 24
@@ -29,8 +31,15 @@ STAGES = 2
 class Bench:
     """An engine over a fake GPU, its slab, and a batcher in front of it."""
 
-    def __init__(self, stages: int = STAGES) -> None:
+    def __init__(
+        self,
+        stages: int = STAGES,
+        mode: str = PINNED,
+        roofline: Roofline | None = None,
+        keeps_out: str = "",
+    ) -> None:
         self.gpu = FakeGpu()
+        self.gpu.keeps_out = keeps_out
         self.slab = Slab(capacity_bytes=1 << 26, largest_bytes=1 << 22)
         self.numbers = itertools.count(1)
         self.engine = GpuEngine(
@@ -38,6 +47,8 @@ class Bench:
             registry=LayerRegistry([LAYER, ORDERED]),
             slab=self.slab,
             stages=stages,
+            mode=mode,
+            roofline=roofline,
         )
         self.released: list[int] = []
         self.metrics = metrics_of()
@@ -49,6 +60,8 @@ class Bench:
             clock=asyncio.get_running_loop().time,
             metrics=self.metrics,
             most_running=self.engine.most_in_flight,
+            run_lone=self.engine.run_lone,
+            is_lone=self.engine.is_lone,
         )
         self.task = asyncio.create_task(self.batcher.run())
 

@@ -13,6 +13,8 @@ from qlinear_service.kernels.build import default_cache_dir
 
 __all__ = [
     "AUTO",
+    "SMALLEST_SLOT_BYTES",
+    "TRANSFERS",
     "UNQUANTIZED",
     "BatchingConfig",
     "KernelConfig",
@@ -32,6 +34,9 @@ SMALLEST_SLOT_BYTES = 1024
 AUTO = "auto"
 UNQUANTIZED = (AUTO, "skip", "keep", "rtn", "mse")
 """What may become of the layers that a checkpoint holds unquantized."""
+
+TRANSFERS = ("auto", "slab", "pinned")
+"""How rows may get to a GPU and back."""
 
 
 def size_class(nbytes: int) -> int:
@@ -198,6 +203,11 @@ class BatchingConfig(Group):
         minimum=0,
         maximum=16,
     )
+    transfers: str = option(
+        "auto",
+        "How rows get to a GPU and back: slab, kernels read and write where calls lie; pinned, "
+        "copies through pinned buffers; auto, whichever is faster for the batch.",
+    )
     max_wait_us: int = option(
         0,
         "Longest wait of an idle engine for more calls, in microseconds, where calls come so fast "
@@ -212,6 +222,12 @@ class BatchingConfig(Group):
         minimum=0,
         maximum=86400,
     )
+
+    def __post_init__(self) -> None:
+        Group.__post_init__(self)
+        if self.transfers not in TRANSFERS:
+            choices = ", ".join(TRANSFERS)
+            raise OptionError("transfers", f"is {self.transfers!r}; expected {choices}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,6 +71,10 @@ class EngineLost(QlinearError):
     """The device fails whatever is asked of it; no call can be computed in this process."""
 
 
+class ActivationsGone(QlinearError):
+    """A batch failed when results had taken the place of its rows; it cannot be tried again."""
+
+
 class CheckpointError(QlinearError):
     """A model file cannot be read as what it claims to be.
 

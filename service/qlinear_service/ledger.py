@@ -97,6 +97,8 @@ class Ledger:
         for part, piece in zip(batch.parts, result.rows, strict=True):
             item = part.item
             pending = self._pending[item.sequence]
+            if result.in_slots and not pending.call.is_settled:
+                piece = memoryview(bytes(piece))  # its slot may have another owner in a moment
             pending.pieces[part.start] = piece
             pending.rows_done += part.rows
             if batch.rows > pending.batch_rows:

@@ -177,6 +177,8 @@ class Server:
             metrics=self.metrics,
             most_running=runner.most_in_flight,
             most_batch_seconds=batching.max_batch_seconds,
+            run_lone=runner.run_lone,
+            is_lone=runner.is_lone,
         )
         self.batch_loop = asyncio.create_task(self._batcher.run(), name="batch loop")
         transport = LocalTransport(

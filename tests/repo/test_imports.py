@@ -44,6 +44,7 @@ FLOORS: list[set[str]] = [
         "batcher",
         "in_flight",
         "results",
+        "pieces",
         "slots",
         "transport",
     }
@@ -71,6 +72,7 @@ NEVER_REACHES: dict[str, set[str]] = {
     "lanes": {"torch", "grpc", "asyncio"},
     "batcher": {"torch", "grpc"},
     "slots": {"torch", "grpc"},
+    "pieces": {"torch", "grpc"},
     "metrics": {"torch", "grpc"},
     "metrics_server": {"torch", "grpc"},
     "engine": {"grpc"},

@@ -1,9 +1,9 @@
 """The engine on a GPU: several batches in flight, one copied in, one computed, one copied out.
 
-A batch passes through: rows from slots into pinned memory, copy to the device, product, copy back,
-rows out of pinned memory. Nothing here waits for the GPU but one thread, which waits for the oldest
-batch; small batches are put on their way from the event loop itself, large ones from another
-thread. Sees no caller and no message.
+A batch passes through: rows in, product, rows out; ways.py says how rows travel. One thread waits
+for the oldest batch; small batches are put on their way from the event loop itself, large ones from
+another thread. A batch that is quick and has the device to itself is waited for on the event loop.
+Sees no caller and no message.
 """
 
 import asyncio
@@ -18,13 +18,16 @@ from typing import Any
 import torch
 
 from qlinear_service.batching import Batch
-from qlinear_service.engine import gather_rows, part_rows, split_rows
-from qlinear_service.errors import EngineLost
+from qlinear_service.engine import QUICK_SECONDS, gather_rows, part_rows, split_rows
+from qlinear_service.errors import ActivationsGone, EngineLost
+from qlinear_service.gpu.express import Trip, row_stride
 from qlinear_service.gpu.stages import Stage, StagePool
 from qlinear_service.gpu.streams import Device
+from qlinear_service.gpu.ways import AUTO, PINNED, Batched, Way, way_of
 from qlinear_service.kernels.torch_types import to_torch
 from qlinear_service.layers import LayerRegistry, QuantizedLinear
 from qlinear_service.results import BatchResult
+from qlinear_service.roofline import Roofline
 from qlinear_service.slots import Slab
 
 __all__ = ["STAGES", "GpuEngine"]
@@ -43,10 +46,20 @@ LARGE_COPY_BYTES = 64 * 1024
 microseconds more than one of Python's own."""
 
 
+LONE_Y_BYTES = 256 * 1024
+"""Results that cross the bus in 10 microseconds."""
+
+LONE_SECONDS = 300e-6
+"""A lone batch that takes longer than it should is left to the thread that waits for others."""
+
+
 class _Job:
     """One batch on its way, and the future of whoever waits for it."""
 
-    __slots__ = ("batch", "error", "future", "gather_nanoseconds", "layer", "loop", "stage")
+    __slots__ = (
+        *("batch", "error", "future", "gather_nanoseconds", "in_slots", "layer", "loop"),
+        *("stage", "x_bytes", "x_room_bytes", "x_row_bytes", "y_bytes", "y_row_bytes"),
+    )
 
     def __init__(
         self, batch: Batch, layer: QuantizedLinear, loop: asyncio.AbstractEventLoop
@@ -58,19 +71,16 @@ class _Job:
         self.stage: Stage | None = None
         self.error: BaseException | None = None
         """Why it could not be launched, or not all of it."""
+        self.in_slots = False
+        """Results are written over the activations, from now on."""
         self.gather_nanoseconds = 0
-
-    @property
-    def x_row_bytes(self) -> int:
-        return self.layer.spec.k * self.batch.key.x_dtype.itemsize
-
-    @property
-    def x_bytes(self) -> int:
-        return self.batch.rows * self.x_row_bytes
-
-    @property
-    def y_bytes(self) -> int:
-        return self.batch.rows * self.layer.spec.n * self.batch.key.output_dtype.itemsize
+        spec, key = layer.spec, batch.key
+        self.x_row_bytes = spec.k * key.x_dtype.itemsize
+        self.y_row_bytes = spec.n * key.output_dtype.itemsize
+        self.x_bytes = batch.rows * self.x_row_bytes
+        self.x_room_bytes = batch.rows * row_stride(spec.k) * key.x_dtype.itemsize
+        """What x takes on the device at most."""
+        self.y_bytes = batch.rows * self.y_row_bytes
 
     def settle(self, outcome: BatchResult | BaseException) -> None:
         """Tell whoever waits, from any thread."""
@@ -86,19 +96,31 @@ class GpuEngine:
         registry: the loaded layers.
         slab: where activations lie.
         stages: batches that may be in flight.
+        mode: how rows may travel, see ways.py.
+        roofline: what the device was measured to need; None: no batch is taken to be quick.
 
     Raises:
         RuntimeError: the device has no room for the buffers.
     """
 
     def __init__(
-        self, *, device: Device, registry: LayerRegistry, slab: Slab, stages: int = STAGES
+        self,
+        *,
+        device: Device,
+        registry: LayerRegistry,
+        slab: Slab,
+        stages: int = STAGES,
+        mode: str = AUTO,
+        roofline: Roofline | None = None,
     ) -> None:
         self._device = device
         self._registry = registry
         self._slab = slab
+        self._mode = mode
+        self._roofline = roofline
         self.most_in_flight = stages
         self._stages = StagePool(device, stages)
+        self._sees_slab = mode != PINNED and self._admit_slab()
         self._lost: EngineLost | None = None
         self._launching = threading.Lock()
         self._waiting: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -125,11 +147,45 @@ class GpuEngine:
         layer = self._registry.resolve(batch.key.layer)
         job = _Job(batch, layer, asyncio.get_running_loop())
         if job.x_bytes <= QUICK_BYTES:
-            job.stage = self._stages.take_ready(job.x_bytes, job.y_bytes)
+            job.stage = self._stages.take_ready(job.x_room_bytes, job.y_bytes)
         if job.stage is not None:
             self._launch(job)
         else:
             self._waiting.put(job)
+        return await job.future
+
+    def is_lone(self, batch: Batch) -> bool:
+        """Say whether `batch` has the device to itself and ends before a thread could be woken."""
+        if self._roofline is None or self._stages.free != self.most_in_flight:
+            return False
+        layer = self._registry.resolve(batch.key.layer)
+        spec, key = layer.spec, batch.key
+        if (
+            not spec.quantized
+            or batch.rows * spec.k * key.x_dtype.itemsize > QUICK_BYTES
+            or batch.rows * spec.n * key.output_dtype.itemsize > LONE_Y_BYTES
+        ):
+            return False
+        products = batch.rows * spec.n * spec.k
+        return self._roofline.floor_seconds(layer.streamed_bytes, products) <= QUICK_SECONDS
+
+    async def run_lone(self, batch: Batch) -> BatchResult:
+        """Do what `run` does for a batch that `is_lone`: without a thread, if it ends in time."""
+        if self._lost is not None:
+            raise EngineLost(str(self._lost))
+        layer = self._registry.resolve(batch.key.layer)
+        job = _Job(batch, layer, asyncio.get_running_loop())
+        job.stage = self._stages.take_ready(job.x_room_bytes, job.y_bytes)
+        if job.stage is None:
+            self._waiting.put(job)
+            return await job.future
+        try:
+            self._enqueue(job, job.stage, alone=True)
+            if self._device.wait(job.stage.marks, LONE_SECONDS):
+                return self._result(job, job.stage)
+        except BaseException as error:
+            job.error = error
+        self._launched.put(job)
         return await job.future
 
     def stop(self, timeout_seconds: float) -> bool:
@@ -138,7 +194,23 @@ class GpuEngine:
         for jobs, thread in zip((self._waiting, self._launched), self._threads, strict=True):
             jobs.put(None)
             thread.join(max(0.0, deadline - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads)
+        if any(thread.is_alive() for thread in self._threads):
+            return False
+        if self._sees_slab:
+            self._sees_slab = False
+            self._device.dismiss(self._slab.address)
+        return True
+
+    def _admit_slab(self) -> bool:
+        """Let kernels into the slab; return whether they are."""
+        nbytes = self._slab.capacity_bytes
+        why_not = self._device.admit(self._slab.address, nbytes)
+        if why_not:
+            text = "slab_not_registered bytes=%d action=pinned_copies reason=%s"
+            logger.warning(text, nbytes, why_not)
+            return False
+        self._slab.pin()
+        return True
 
     def _work(self, jobs: "queue.SimpleQueue[_Job | None]") -> None:
         step = self._launch if jobs is self._waiting else self._complete
@@ -149,27 +221,49 @@ class GpuEngine:
         """Put a batch on its way, without waiting for any of it, nor for what went wrong."""
         try:
             if job.stage is None:
-                job.stage = self._stages.take(job.x_bytes, job.y_bytes)
-            self._enqueue(job, job.stage)
+                job.stage = self._stages.take(job.x_room_bytes, job.y_bytes)
+            self._enqueue(job, job.stage, alone=False)
         except BaseException as error:
             job.error = error
         self._launched.put(job)
 
-    def _enqueue(self, job: _Job, stage: Stage) -> None:
-        batch, spec = job.batch, job.layer.spec
-        x_bytes, y_bytes = job.x_bytes, job.y_bytes
-        started = time.perf_counter_ns()
-        self._gather(job, stage.x.host[:x_bytes])
-        job.gather_nanoseconds = time.perf_counter_ns() - started
-        x, y = stage.x.device[:x_bytes], stage.y.device[:y_bytes]
-        y_dtype = batch.key.output_dtype
-        x_rows = x.view(to_torch(batch.key.x_dtype)).view(batch.rows, spec.k)
-        y_rows = y.view(to_torch(y_dtype)).view(batch.rows, spec.n)
+    def _enqueue(self, job: _Job, stage: Stage, *, alone: bool) -> None:
+        batch = job.batch
+        way = self._way(job)
+        parts: list[int] = []
+        for item, start, rows in batch.parts:
+            parts.append(self._slab.address_of(item.slot) + start * job.x_row_bytes)
+            parts.append(rows)
+        if not way.gather:
+            started = time.perf_counter_ns()
+            self._gather(job, stage.x.host[: job.x_bytes])
+            job.gather_nanoseconds = time.perf_counter_ns() - started
+        trip = Trip(
+            layer=job.layer, stage=stage, parts=parts, rows=batch.rows,
+            x_dtype=batch.key.x_dtype, y_dtype=batch.key.output_dtype, way=way, alone=alone,
+        )  # fmt: skip
         # One batch after the other, or events of one would measure kernels of both.
         with self._launching:
-            self._device.copy_in(stage.x.host[:x_bytes], x, stage.marks)
-            self._device.multiply(job.layer, x_rows, y_rows, y_dtype, stage.marks)
-            self._device.copy_out(y, stage.y.host[:y_bytes], stage.marks)
+            self._device.submit(trip)
+        job.in_slots = way.scatter
+
+    def _way(self, job: _Job) -> Way:
+        can_gather = self._sees_slab and self._device.can_gather(job.layer)
+        batched = Batched(
+            job.batch.rows,
+            job.y_bytes,
+            can_gather=can_gather,
+            can_scatter=can_gather and self._has_room_in_slots(job),
+        )
+        return way_of(batched, self._mode)
+
+    def _has_room_in_slots(self, job: _Job) -> bool:
+        """Say whether each result may take the place of the activations it was made of."""
+        fits, row_bytes = self._slab.room_for_result, job.y_row_bytes
+        return all(
+            rows == item.rows and fits(item.slot, rows * row_bytes)
+            for item, _, rows in job.batch.parts
+        )
 
     def _gather(self, job: _Job, into: torch.Tensor) -> None:
         """Copy the rows of all parts into `into`."""
@@ -188,21 +282,30 @@ class GpuEngine:
             return
         try:
             self._device.wait(stage.marks)
-            times = self._device.times(stage.marks)
-            started = time.perf_counter_ns()
-            flat = _copied(stage.y.host[: job.y_bytes])
-            copies = (
-                ("gather", job.gather_nanoseconds),
-                ("to_device", times.to_device),
-                ("from_device", times.from_device),
-                ("scatter", time.perf_counter_ns() - started),
-            )
-            result = BatchResult(split_rows(flat, job.batch), times.kernel, copies)
+            result = self._result(job, stage)
         except BaseException as error:
             self._fail(job, error)
         else:
-            self._stages.give_back(stage)
             job.settle(result)
+
+    def _result(self, job: _Job, stage: Stage) -> BatchResult:
+        """Return what came of a batch that has ended, and give its stage back."""
+        times = self._device.times(stage.marks)
+        started = time.perf_counter_ns()
+        if job.in_slots:
+            view, row_bytes = self._slab.view, job.y_row_bytes
+            rows = [view(item.slot)[: count * row_bytes] for item, _, count in job.batch.parts]
+        else:
+            rows = split_rows(_copied(stage.y.host[: job.y_bytes]), job.batch)
+        copies = (
+            ("gather", job.gather_nanoseconds),
+            ("to_device", times.to_device),
+            ("from_device", times.from_device),
+            ("scatter", time.perf_counter_ns() - started),
+        )
+        result = BatchResult(rows, times.kernel, copies, in_slots=job.in_slots)
+        self._stages.give_back(stage)
+        return result
 
     def _fail(self, job: _Job, error: BaseException) -> None:
         """Tell of an error once nothing touches the memory of the batch any more."""
@@ -218,6 +321,8 @@ class GpuEngine:
             logger.critical("device_lost error=%s", told)
         if job.stage is not None:
             self._stages.give_back(job.stage)
+        if job.in_slots and not isinstance(told, EngineLost):
+            told = ActivationsGone(f"results may lie where activations did: {told}")
         job.settle(told)
 
 
