@@ -40,8 +40,7 @@ class Steps {
 
   int out() {
     ql_cuda_launch launch = step(batch_.out_stream);
-    launch.start_event =
-        batch_.out_start == batch_.launch.stop_event ? nullptr : batch_.out_start;
+    launch.start_event = batch_.out_start == batch_.launch.stop_event ? nullptr : batch_.out_start;
     launch.stop_event = batch_.out_stop;
     if (batch_.y_host == nullptr) return ql_cuda_scatter_rows(&batch_.y, &launch);
     const size_t bytes = bytes_of(batch_.y);
@@ -71,8 +70,8 @@ class Steps {
   // Lets `second` go on after `event` of `first`.
   int wait_for(void* first, void* event, void* second) {
     if (first == second) return QL_OK;
-    const cudaError_t error = cudaStreamWaitEvent(static_cast<cudaStream_t>(second),
-                                                  static_cast<cudaEvent_t>(event), 0);
+    const cudaError_t error =
+        cudaStreamWaitEvent(static_cast<cudaStream_t>(second), static_cast<cudaEvent_t>(event), 0);
     return check_cuda(error, "ordering streams", batch_.x.m, batch_.y.columns, batch_.x.columns);
   }
 
@@ -98,8 +97,7 @@ int check_batch(const ql_cuda_batch* batch) {
   if ((batch->x_host != nullptr && x_gap) || (batch->y_host != nullptr && y_gap)) {
     return QL_BAD_SHAPE;
   }
-  if (batch->x_host != nullptr &&
-      (x.permutation != nullptr || x.host_dtype != x.device_dtype)) {
+  if (batch->x_host != nullptr && (x.permutation != nullptr || x.host_dtype != x.device_dtype)) {
     return QL_BAD_DTYPE;
   }
   return QL_OK;

@@ -71,10 +71,9 @@ int on_device(int device, const char* operation, cudaError_t (*call)(void*, int6
   LaunchGuard guard(launch, operation, 0, 0, bytes);
   if (guard.status() != QL_OK) return guard.status();
   int same_addresses = 0;
-  const int asked =
-      check_cuda(cudaDeviceGetAttribute(&same_addresses,
-                                        cudaDevAttrCanUseHostPointerForRegisteredMem, device),
-                 operation, 0, 0, bytes);
+  const int asked = check_cuda(
+      cudaDeviceGetAttribute(&same_addresses, cudaDevAttrCanUseHostPointerForRegisteredMem, device),
+      operation, 0, 0, bytes);
   if (asked != QL_OK) return asked;
   if (!same_addresses) return QL_BAD_DEVICE;
   return check_cuda(call(memory, bytes), operation, 0, 0, bytes);

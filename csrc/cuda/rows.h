@@ -1,4 +1,5 @@
-// Where the rows of a batch lie in host memory, as the kernels of rows.cu take it, and those kernels.
+// Where the rows of a batch lie in host memory, as the kernels of rows.cu take it, and those
+// kernels.
 #pragma once
 
 #include <cuda_runtime_api.h>

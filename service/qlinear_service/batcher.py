@@ -11,7 +11,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 from qlinear_service.batching import Batch, Part, WorkItem, WorkQueue
-from qlinear_service.errors import ActivationsGone, EngineFailure, EngineLost, RequestError, Unavailable
+from qlinear_service.errors import (
+    ActivationsGone,
+    EngineFailure,
+    EngineLost,
+    RequestError,
+    Unavailable,
+)
 from qlinear_service.in_flight import InFlight
 from qlinear_service.ledger import Ledger
 from qlinear_service.log_values import quoted

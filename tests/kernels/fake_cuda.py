@@ -108,6 +108,14 @@ def build_fake(folder: Path) -> Path:
     built = folder / "libfake_cuda.so"
     flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]
     linked = [str(cpu), f"-Wl,-rpath,{cpu.parent}"]
-    command = ["g++", *flags, f"-I{build.SOURCE_ROOT}", *map(str, SOURCES), *linked, "-o", str(built)]
+    command = [
+        "g++",
+        *flags,
+        f"-I{build.SOURCE_ROOT}",
+        *map(str, SOURCES),
+        *linked,
+        "-o",
+        str(built),
+    ]
     subprocess.run(command, check=True)
     return built

@@ -1,4 +1,4 @@
-"""Rows that kernels take from the slab and put into it: the rule, the slots, lone batches, faults."""
+"""Rows that kernels take from the slab and put into it: the rule, slots, lone batches, faults."""
 
 import asyncio
 import logging
@@ -41,7 +41,9 @@ async def new_bench() -> AsyncIterator[MakeBench]:
         assert len(bench.released) == len(set(bench.released))
 
 
-def batched(rows: int = 1, y_bytes: int = 1, *, gather: bool = True, scatter: bool = True) -> Batched:
+def batched(
+    rows: int = 1, y_bytes: int = 1, *, gather: bool = True, scatter: bool = True
+) -> Batched:
     return Batched(rows, y_bytes, can_gather=gather, can_scatter=scatter)
 
 

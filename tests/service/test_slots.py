@@ -24,7 +24,9 @@ def test_a_slot_is_the_next_power_of_two_from_one_kib() -> None:
 def test_full_is_overloaded_with_a_time_and_a_release_makes_room() -> None:
     slab = Slab(capacity_bytes=4 * KIB, largest_bytes=4 * KIB)
     held = [slab.acquire(1024) for _ in range(4)]
-    with pytest.raises(Overloaded, match="4096 of 4096 bytes and this call needs 1024 in") as refused:
+    with pytest.raises(
+        Overloaded, match="4096 of 4096 bytes and this call needs 1024 in"
+    ) as refused:
         slab.acquire(1)
     assert refused.value.retry_after_seconds > 0
     slab.release(held[2])
@@ -126,7 +128,7 @@ def test_results_have_room_where_nobody_else_reads() -> None:
 
 
 def test_address_space_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ConfigError, match="address space .*smaller --max-queue-bytes"):
+    with pytest.raises(ConfigError, match=r"address space .*smaller --max-queue-bytes"):
         Slab(capacity_bytes=1 << 60, largest_bytes=1 << 20)
 
 

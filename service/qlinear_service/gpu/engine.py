@@ -24,7 +24,6 @@ from qlinear_service.gpu.express import Trip, row_stride
 from qlinear_service.gpu.stages import Stage, StagePool
 from qlinear_service.gpu.streams import Device
 from qlinear_service.gpu.ways import AUTO, PINNED, Batched, Way, way_of
-from qlinear_service.kernels.torch_types import to_torch
 from qlinear_service.layers import LayerRegistry, QuantizedLinear
 from qlinear_service.results import BatchResult
 from qlinear_service.roofline import Roofline

@@ -191,16 +191,14 @@ class CudaStreams:
         """Say whether a permuted row has room in shared memory, where it is brought into order."""
         spec = layer.spec
         room = self.kernels.info.shared_bytes_per_block
-        return spec.quantized and (
-            layer.k_permutation is None or spec.k * ITEM_BYTES <= room
-        )
+        return spec.quantized and (layer.k_permutation is None or spec.k * ITEM_BYTES <= room)
 
     def submit(self, trip: Trip) -> None:
         """Put a batch on its way: by one call of the library, or step by step where that cannot."""
         if self._express.takes(trip.layer, trip.way):
             self._express.run(trip)
             return
-        assert not (trip.way.gather or trip.way.scatter), "rows that only a kernel can reach"
+        assert not any(trip.way), "rows that only a kernel can reach"
         stage, spec = trip.stage, trip.layer.spec
         x_bytes = trip.rows * spec.k * trip.x_dtype.itemsize
         y_bytes = trip.rows * spec.n * trip.y_dtype.itemsize
