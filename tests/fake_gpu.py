@@ -48,8 +48,9 @@ class FakeGpu:
         self.lost = False
         self.keeps_out = ""
         """Why no memory of the host can be registered; "" if it can."""
-        self.admitted = 0
-        """Bytes of the host's memory that kernels were let into."""
+        self.admitted = (0, 0)
+        """Address and bytes of the memory that kernels were let into."""
+        self.host_pieces: list[torch.Tensor] = []
         self.breaks_scatter = False
         self.trips: list[Trip] = []
         self.refuses: Callable[[int], str] = lambda rows: ""
@@ -102,7 +103,8 @@ class FakeGpu:
             raise Lost("an illegal memory access was encountered")
 
     def host_memory(self, nbytes: int) -> torch.Tensor:
-        return torch.full((nbytes,), 0xEE, dtype=torch.uint8)
+        self.host_pieces.append(torch.full((nbytes,), 0xEE, dtype=torch.uint8))
+        return self.host_pieces[-1]
 
     def device_memory(self, nbytes: int) -> torch.Tensor:
         self._alive()
@@ -115,11 +117,13 @@ class FakeGpu:
         return Marks()
 
     def admit(self, address: int, nbytes: int) -> str:
-        self.admitted = 0 if self.keeps_out else nbytes
+        if not self.keeps_out:
+            self.admitted = (address, nbytes)
         return self.keeps_out
 
     def dismiss(self, address: int) -> None:
-        self.admitted = 0
+        assert address == self.admitted[0]
+        self.admitted = (0, 0)
 
     def can_gather(self, layer: QuantizedLinear) -> bool:
         return layer.spec.quantized
@@ -132,7 +136,7 @@ class FakeGpu:
         y_bytes = trip.rows * spec.n * trip.y_dtype.itemsize
         x, y = stage.x.device[:x_bytes], stage.y.device[:y_bytes]
         if trip.way.gather:
-            assert self.admitted, "a kernel read memory that it was not let into"
+            assert self._sees(trip), "a kernel read memory that it was not let into"
             self._gather(trip, x, stage.marks)
         else:
             self.copy_in(stage.x.host[:x_bytes], x, stage.marks)
@@ -140,10 +144,17 @@ class FakeGpu:
         y_rows = y.view(to_torch(trip.y_dtype)).view(trip.rows, spec.n)
         self.multiply(trip.layer, x_rows, y_rows, trip.y_dtype, stage.marks)
         if trip.way.scatter:
-            assert self.admitted, "a kernel wrote memory that it was not let into"
+            assert self._sees(trip), "a kernel wrote memory that it was not let into"
             self._scatter(trip, y, stage.marks)
         else:
             self.copy_out(y, stage.y.host[:y_bytes], stage.marks)
+
+    def _sees(self, trip: Trip) -> bool:
+        ranges = [self.admitted, *((t.data_ptr(), len(t)) for t in self.host_pieces)]
+        return all(
+            any(begin <= address < begin + nbytes for begin, nbytes in ranges)
+            for address in trip.parts[::2]
+        )
 
     def _gather(self, trip: Trip, x: torch.Tensor, marks: Marks) -> None:
         self._alive()

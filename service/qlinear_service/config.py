@@ -203,11 +203,6 @@ class BatchingConfig(Group):
         minimum=0,
         maximum=16,
     )
-    transfers: str = option(
-        "auto",
-        "How rows get to a GPU and back: slab, kernels read and write where calls lie; pinned, "
-        "copies through pinned buffers; auto, whichever is faster for the batch.",
-    )
     max_wait_us: int = option(
         0,
         "Longest wait of an idle engine for more calls, in microseconds, where calls come so fast "
@@ -222,12 +217,6 @@ class BatchingConfig(Group):
         minimum=0,
         maximum=86400,
     )
-
-    def __post_init__(self) -> None:
-        Group.__post_init__(self)
-        if self.transfers not in TRANSFERS:
-            choices = ", ".join(TRANSFERS)
-            raise OptionError("transfers", f"is {self.transfers!r}; expected {choices}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,6 +245,11 @@ class KernelConfig(Group):
         minimum=0,
         maximum=600,
     )
+    transfers: str = option(
+        "auto",
+        "How rows get to a GPU and back: slab, kernels read and write where calls lie; pinned, "
+        "copies through pinned buffers; auto, whichever is faster for the batch.",
+    )
     unquantized: str = option(
         AUTO,
         "What becomes of layers that a checkpoint holds unquantized: skip; keep: multiply through "
@@ -276,6 +270,9 @@ class KernelConfig(Group):
         if self.unquantized not in UNQUANTIZED:
             choices = ", ".join(UNQUANTIZED)
             raise OptionError("unquantized", f"is {self.unquantized!r}; expected {choices}")
+        if self.transfers not in TRANSFERS:
+            choices = ", ".join(TRANSFERS)
+            raise OptionError("transfers", f"is {self.transfers!r}; expected {choices}")
         if self.torch_only and is_cuda:
             raise OptionError("torch_only", f"is true, and that is for the CPU, not {self.device}")
 

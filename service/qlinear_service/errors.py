@@ -27,6 +27,7 @@ from pathlib import Path
 from qlinear_service.log_values import printable
 
 __all__ = [
+    "ActivationsGone",
     "BuildError",
     "Cancelled",
     "CheckpointError",

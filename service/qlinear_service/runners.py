@@ -32,7 +32,7 @@ def new_runner(
             registry=registry,
             slab=slab,
             stages=stages,
-            mode=config.batching.transfers,
+            mode=config.kernels.transfers,
             roofline=loaded.roofline,
         )
     except RuntimeError as error:

@@ -37,7 +37,7 @@ async def new_bench() -> AsyncIterator[MakeBench]:
         await asyncio.gather(bench.task, return_exceptions=True)
         assert bench.engine.stop(5)
         assert bench.engine._stages.free == bench.engine.most_in_flight
-        assert bench.gpu.admitted == 0, "kernels may still write where no slab is any more"
+        assert bench.gpu.admitted == (0, 0), "kernels may still write where no slab is any more"
         assert len(bench.released) == len(set(bench.released))
 
 
@@ -145,7 +145,7 @@ async def test_without_registration_copies_serve_and_the_log_says_so(
 
 async def test_pinned_asks_for_no_registration(new_bench: MakeBench) -> None:
     bench = new_bench(mode=PINNED)
-    assert bench.gpu.admitted == 0
+    assert bench.gpu.admitted == (0, 0)
     check((await bench.call(rows(1)))[0], rows(1))
 
 

@@ -7,24 +7,22 @@ Sees no caller and no message.
 """
 
 import asyncio
-import contextlib
-import functools
 import logging
 import queue
 import threading
 import time
-from typing import Any
 
 import torch
 
 from qlinear_service.batching import Batch
 from qlinear_service.engine import QUICK_SECONDS, gather_rows, part_rows, split_rows
 from qlinear_service.errors import ActivationsGone, EngineLost
-from qlinear_service.gpu.express import Trip, row_stride
+from qlinear_service.gpu.express import Trip
+from qlinear_service.gpu.job import LARGE_COPY_BYTES, Job, copied
 from qlinear_service.gpu.stages import Stage, StagePool
 from qlinear_service.gpu.streams import Device
 from qlinear_service.gpu.ways import AUTO, PINNED, Batched, Way, way_of
-from qlinear_service.layers import LayerRegistry, QuantizedLinear
+from qlinear_service.layers import LayerRegistry
 from qlinear_service.results import BatchResult
 from qlinear_service.roofline import Roofline
 from qlinear_service.slots import Slab
@@ -40,51 +38,12 @@ settled, which take as long as a kernel or longer (docs/decisions/0005-gpu-stage
 QUICK_BYTES = 128 * 1024
 """Rows of so many bytes are gathered in some 6 microseconds, less than waking a thread takes."""
 
-LARGE_COPY_BYTES = 64 * 1024
-"""From here on copies are torch's, which lets go of the interpreter lock and costs some
-microseconds more than one of Python's own."""
-
 
 LONE_Y_BYTES = 256 * 1024
 """Results that cross the bus in 10 microseconds."""
 
 LONE_SECONDS = 300e-6
 """A lone batch that takes longer than it should is left to the thread that waits for others."""
-
-
-class _Job:
-    """One batch on its way, and the future of whoever waits for it."""
-
-    __slots__ = (
-        *("batch", "error", "future", "gather_nanoseconds", "in_slots", "layer", "loop"),
-        *("stage", "x_bytes", "x_room_bytes", "x_row_bytes", "y_bytes", "y_row_bytes"),
-    )
-
-    def __init__(
-        self, batch: Batch, layer: QuantizedLinear, loop: asyncio.AbstractEventLoop
-    ) -> None:
-        self.batch = batch
-        self.layer = layer
-        self.loop = loop
-        self.future: asyncio.Future[BatchResult] = loop.create_future()
-        self.stage: Stage | None = None
-        self.error: BaseException | None = None
-        """Why it could not be launched, or not all of it."""
-        self.in_slots = False
-        """Results are written over the activations, from now on."""
-        self.gather_nanoseconds = 0
-        spec, key = layer.spec, batch.key
-        self.x_row_bytes = spec.k * key.x_dtype.itemsize
-        self.y_row_bytes = spec.n * key.output_dtype.itemsize
-        self.x_bytes = batch.rows * self.x_row_bytes
-        self.x_room_bytes = batch.rows * row_stride(spec.k) * key.x_dtype.itemsize
-        """What x takes on the device at most."""
-        self.y_bytes = batch.rows * self.y_row_bytes
-
-    def settle(self, outcome: BatchResult | BaseException) -> None:
-        """Tell whoever waits, from any thread."""
-        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits
-            self.loop.call_soon_threadsafe(functools.partial(_set, self.future, outcome))
 
 
 class GpuEngine:
@@ -122,8 +81,8 @@ class GpuEngine:
         self._sees_slab = mode != PINNED and self._admit_slab()
         self._lost: EngineLost | None = None
         self._launching = threading.Lock()
-        self._waiting: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._launched: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._launched: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=work, args=(jobs,), name=name, daemon=True)
             for name, work, jobs in (
@@ -144,7 +103,7 @@ class GpuEngine:
         if self._lost is not None:
             raise EngineLost(str(self._lost))
         layer = self._registry.resolve(batch.key.layer)
-        job = _Job(batch, layer, asyncio.get_running_loop())
+        job = Job(batch, layer, asyncio.get_running_loop())
         if job.x_bytes <= QUICK_BYTES:
             job.stage = self._stages.take_ready(job.x_room_bytes, job.y_bytes)
         if job.stage is not None:
@@ -173,7 +132,7 @@ class GpuEngine:
         if self._lost is not None:
             raise EngineLost(str(self._lost))
         layer = self._registry.resolve(batch.key.layer)
-        job = _Job(batch, layer, asyncio.get_running_loop())
+        job = Job(batch, layer, asyncio.get_running_loop())
         job.stage = self._stages.take_ready(job.x_room_bytes, job.y_bytes)
         if job.stage is None:
             self._waiting.put(job)
@@ -211,12 +170,12 @@ class GpuEngine:
         self._slab.pin()
         return True
 
-    def _work(self, jobs: "queue.SimpleQueue[_Job | None]") -> None:
+    def _work(self, jobs: "queue.SimpleQueue[Job | None]") -> None:
         step = self._launch if jobs is self._waiting else self._complete
         while (job := jobs.get()) is not None:
             step(job)
 
-    def _launch(self, job: _Job) -> None:
+    def _launch(self, job: Job) -> None:
         """Put a batch on its way, without waiting for any of it, nor for what went wrong."""
         try:
             if job.stage is None:
@@ -226,7 +185,7 @@ class GpuEngine:
             job.error = error
         self._launched.put(job)
 
-    def _enqueue(self, job: _Job, stage: Stage, *, alone: bool) -> None:
+    def _enqueue(self, job: Job, stage: Stage, *, alone: bool) -> None:
         batch = job.batch
         way = self._way(job)
         parts: list[int] = []
@@ -246,7 +205,7 @@ class GpuEngine:
             self._device.submit(trip)
         job.in_slots = way.scatter
 
-    def _way(self, job: _Job) -> Way:
+    def _way(self, job: Job) -> Way:
         can_gather = self._sees_slab and self._device.can_gather(job.layer)
         batched = Batched(
             job.batch.rows,
@@ -256,7 +215,7 @@ class GpuEngine:
         )
         return way_of(batched, self._mode)
 
-    def _has_room_in_slots(self, job: _Job) -> bool:
+    def _has_room_in_slots(self, job: Job) -> bool:
         """Say whether each result may take the place of the activations it was made of."""
         fits, row_bytes = self._slab.room_for_result, job.y_row_bytes
         return all(
@@ -264,7 +223,7 @@ class GpuEngine:
             for item, _, rows in job.batch.parts
         )
 
-    def _gather(self, job: _Job, into: torch.Tensor) -> None:
+    def _gather(self, job: Job, into: torch.Tensor) -> None:
         """Copy the rows of all parts into `into`."""
         parts = job.batch.parts
         if len(parts) == 1 and job.x_bytes >= LARGE_COPY_BYTES:
@@ -273,7 +232,7 @@ class GpuEngine:
         else:
             gather_rows(self._slab, job.batch, job.x_row_bytes, into.numpy().data.cast("B"))
 
-    def _complete(self, job: _Job) -> None:
+    def _complete(self, job: Job) -> None:
         """Wait for a batch, copy its results out of the stage, and give that back."""
         stage = job.stage
         if stage is None or job.error is not None:
@@ -287,7 +246,7 @@ class GpuEngine:
         else:
             job.settle(result)
 
-    def _result(self, job: _Job, stage: Stage) -> BatchResult:
+    def _result(self, job: Job, stage: Stage) -> BatchResult:
         """Return what came of a batch that has ended, and give its stage back."""
         times = self._device.times(stage.marks)
         started = time.perf_counter_ns()
@@ -295,7 +254,7 @@ class GpuEngine:
             view, row_bytes = self._slab.view, job.y_row_bytes
             rows = [view(item.slot)[: count * row_bytes] for item, _, count in job.batch.parts]
         else:
-            rows = split_rows(_copied(stage.y.host[: job.y_bytes]), job.batch)
+            rows = split_rows(copied(stage.y.host[: job.y_bytes]), job.batch)
         copies = (
             ("gather", job.gather_nanoseconds),
             ("to_device", times.to_device),
@@ -306,7 +265,7 @@ class GpuEngine:
         self._stages.give_back(stage)
         return result
 
-    def _fail(self, job: _Job, error: BaseException) -> None:
+    def _fail(self, job: Job, error: BaseException) -> None:
         """Tell of an error once nothing touches the memory of the batch any more."""
         told = error
         try:
@@ -323,20 +282,3 @@ class GpuEngine:
         if job.in_slots and not isinstance(told, EngineLost):
             told = ActivationsGone(f"results may lie where activations did: {told}")
         job.settle(told)
-
-
-def _copied(rows: torch.Tensor) -> memoryview:
-    """Return a copy of host memory, so that slow readers hold up no stage."""
-    if len(rows) < LARGE_COPY_BYTES:
-        return memoryview(rows.numpy().tobytes())
-    copy = torch.empty(len(rows), dtype=torch.uint8).copy_(rows)
-    return copy.numpy().data.cast("B")
-
-
-def _set(future: "asyncio.Future[BatchResult]", outcome: Any) -> None:
-    if future.done():
-        return  # whoever waited has left
-    if isinstance(outcome, BaseException):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)

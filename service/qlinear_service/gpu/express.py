@@ -19,7 +19,7 @@ from qlinear_service.kernels.cuda import CudaKernels
 from qlinear_service.kernels.cuda_abi import CudaBatch, CudaPart, CudaPlan, Status
 from qlinear_service.layers import QuantizedLinear
 
-__all__ = ["Express", "Trip", "row_stride"]
+__all__ = ["Course", "Express", "Trip", "row_stride"]
 
 MOST_PREPARED = 512
 """Kinds of batches that a stage remembers; then it forgets all of them."""

@@ -11,7 +11,9 @@ from qlinear_service.config import TRANSFERS
 
 __all__ = ["AUTO", "PINNED", "SLAB", "TABLE_ROWS", "Batched", "Way", "way_of"]
 
-AUTO, SLAB, PINNED = TRANSFERS
+AUTO = TRANSFERS[0]
+SLAB = TRANSFERS[1]
+PINNED = TRANSFERS[2]
 
 TABLE_ROWS = 1024
 """Rows whose addresses a stage has room for; larger batches come in copies of a few large pieces,
