@@ -77,6 +77,7 @@ class Feed:
             most_running=self.runner.most_in_flight,
             run_lone=self.runner.run_lone,
             is_lone=self.runner.is_lone,
+            most_chained=self.runner.most_chained,
         )
         self.task = asyncio.create_task(self.batcher.run())
 

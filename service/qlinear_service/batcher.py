@@ -42,6 +42,8 @@ class Batcher:
         run_batch: computes a batch; may fail in any way.
         run_lone: does so faster for one that `is_lone` agrees to, without anything beside it.
         is_lone: says whether a batch is so quick that nothing needs to go on beside it.
+        most_chained: batches that may be with the engine beyond `most_running`, for more layers of
+            the same calls.
         release: told of each item exactly once, when neither queue nor engine will touch its
             slot again. That may be later than its caller's end.
         clock: seconds, the clock of the items' times and of the loop's timers.
@@ -62,11 +64,13 @@ class Batcher:
         most_batch_seconds: float = 0.0,
         run_lone: RunBatch | None = None,
         is_lone: Callable[[Batch], bool] = lambda batch: False,
+        most_chained: int = 0,
     ) -> None:
         self._queue = queue
         self._run_batch = run_batch
         self._run_lone = run_lone or run_batch
         self._is_lone = is_lone
+        self._most_chained = most_chained
         self._clock = clock
         self._metrics = metrics
         self._ledger = Ledger(queue, release)
@@ -139,6 +143,7 @@ class Batcher:
                     await self._serve(batch, self._run_lone)
                 else:
                     self._in_flight.start(self._serve(batch, self._run_batch))
+                    self._start_followers(batch)
         except asyncio.CancelledError:
             if self._wedged is None:
                 raise
@@ -146,6 +151,19 @@ class Batcher:
         finally:
             self._watchdog.stop()
             await self._in_flight.cancel()
+
+    def _start_followers(self, batch: Batch) -> None:
+        """Send other layers of the same calls right behind a batch, without a wait for room.
+
+        So the layers of a call are one chain of launches, and not a matter of several turns.
+        """
+        for items in self._ledger.followers(batch)[: self._most_chained]:
+            follower = self._queue.take_together(items)
+            if follower is None:
+                return
+            waits = self._ledger.begin(follower, self._clock())
+            self._metrics.waited(follower.key.layer, waits)
+            self._in_flight.start(self._serve(follower, self._run_batch))
 
     async def _let_arrivals_in(self) -> None:
         """Let calls that have already reached this process join the next batch.

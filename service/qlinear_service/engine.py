@@ -49,6 +49,10 @@ class BatchRunner(Protocol):
     def most_in_flight(self) -> int:
         """Batches that may be handed to `run` at a time."""
 
+    @property
+    def most_chained(self) -> int:
+        """Batches beyond that, for more layers of the same calls."""
+
     async def run(self, batch: Batch) -> BatchResult:
         """Return the result rows of each part; on the event loop, without blocking it for long.
 
@@ -214,6 +218,7 @@ class CpuRunner:
     """
 
     most_in_flight = 1
+    most_chained = 0
 
     def __init__(self, engine: Engine, worker: WorkerThread) -> None:
         self._engine = engine

@@ -179,6 +179,7 @@ class Server:
             most_batch_seconds=batching.max_batch_seconds,
             run_lone=runner.run_lone,
             is_lone=runner.is_lone,
+            most_chained=runner.most_chained,
         )
         self.batch_loop = asyncio.create_task(self._batcher.run(), name="batch loop")
         transport = LocalTransport(

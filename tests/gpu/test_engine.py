@@ -41,7 +41,9 @@ class Bench:
         registry = LayerRegistry()
         for number, layer in enumerate(self.layers):
             registry._by_name[f"layer{number}"] = layer
-        self.engine = GpuEngine(device=self.streams, registry=registry, slab=self.slab, mode=mode)
+        self.engine = GpuEngine(
+            device=self.streams, registry=registry, slab=self.slab, mode=mode, chained=0
+        )
         self.numbers = itertools.count(1)
 
     def batch(self, number: int, *xs: torch.Tensor, output: DType = DType.F32) -> Batch:
@@ -83,7 +85,7 @@ def bench(kernels: RecordingKernels, request: pytest.FixtureRequest) -> Iterator
     made = Bench(kernels, request.param)
     yield made
     assert made.engine.stop(10)
-    assert made.engine._stages.free == gpu_engine.STAGES
+    assert made.engine._stages.free == made.engine.stage_count
 
 
 def draw(seed: int, rows: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:

@@ -77,7 +77,7 @@ class Bench:
 
     def close(self) -> None:
         assert self.engine.stop(10)
-        assert self.engine._stages.free == self.engine.most_in_flight
+        assert self.engine._stages.free == self.engine.stage_count
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 import torch
 from fake_gpu import open_gates
-from gpu_bench import LAYER, NAME, ORDERED, Bench, K, N, batch_of, check, rows
+from gpu_bench import LAYER, NAME, ORDERED, K, MakeBench, N, batch_of, benches, check, rows
 
 from qlinear_service.batching import Part
 from qlinear_service.dtypes import DType
@@ -19,26 +19,12 @@ from qlinear_service.roofline import Roofline
 from qlinear_service.work import Batch
 
 QUICK = Roofline(sizes_bytes=(1, 1 << 40), read_seconds=(1e-6, 1e-6), products_per_second=1e15)
-MakeBench = Callable[..., Bench]
 
 
 @pytest.fixture
 async def new_bench() -> AsyncIterator[MakeBench]:
-    made: list[Bench] = []
-
-    def make(**options: object) -> Bench:
-        made.append(Bench(**{"mode": SLAB, **options}))  # type: ignore[arg-type]
-        return made[-1]
-
-    yield make
-    for bench in made:
-        open_gates(bench.gpu)
-        bench.task.cancel()
-        await asyncio.gather(bench.task, return_exceptions=True)
-        assert bench.engine.stop(5)
-        assert bench.engine._stages.free == bench.engine.most_in_flight
-        assert bench.gpu.admitted == (0, 0), "kernels may still write where no slab is any more"
-        assert len(bench.released) == len(set(bench.released))
+    async with benches() as make:
+        yield make
 
 
 def batched(

@@ -35,6 +35,9 @@ STAGES = 2
 """Batches in flight unless told otherwise: one computes while the other is copied, gathered and
 settled, which take as long as a kernel or longer (docs/decisions/0005-gpu-stages.md)."""
 
+CHAINED = 3
+"""Stages beyond that for more layers of the same calls: query, key, value; gate and up."""
+
 QUICK_BYTES = 128 * 1024
 """Rows of so many bytes are gathered in some 6 microseconds, less than waking a thread takes."""
 
@@ -54,6 +57,7 @@ class GpuEngine:
         registry: the loaded layers.
         slab: where activations lie.
         stages: batches that may be in flight.
+        chained: batches beyond that, for more layers of the same calls.
         mode: how rows may travel, see ways.py.
         roofline: what the device was measured to need; None: no batch is taken to be quick.
 
@@ -68,6 +72,7 @@ class GpuEngine:
         registry: LayerRegistry,
         slab: Slab,
         stages: int = STAGES,
+        chained: int = CHAINED,
         mode: str = AUTO,
         roofline: Roofline | None = None,
     ) -> None:
@@ -76,8 +81,9 @@ class GpuEngine:
         self._slab = slab
         self._mode = mode
         self._roofline = roofline
-        self.most_in_flight = stages
-        self._stages = StagePool(device, stages)
+        self.most_in_flight, self.most_chained = stages, chained
+        self.stage_count = stages + chained
+        self._stages = StagePool(device, self.stage_count)
         self._sees_slab = mode != PINNED and self._admit_slab()
         self._lost: EngineLost | None = None
         self._launching = threading.Lock()
@@ -114,7 +120,7 @@ class GpuEngine:
 
     def is_lone(self, batch: Batch) -> bool:
         """Say whether `batch` has the device to itself and ends before a thread could be woken."""
-        if self._roofline is None or self._stages.free != self.most_in_flight:
+        if self._roofline is None or self._stages.free != self.stage_count:
             return False
         layer = self._registry.resolve(batch.key.layer)
         spec, key = layer.spec, batch.key
