@@ -100,8 +100,13 @@ class Slab:
         return self._touched_bytes
 
     def pin(self) -> None:
-        """Keep every page where it is from now on: a device knows them by their place."""
+        """Keep every page where it is from now on: a device knows them by their place.
+
+        In a child process they are missing: a page that both had would be another one here after
+        the next write, and the device would not know.
+        """
         self._is_pinned = True
+        self._area.madvise(mmap.MADV_DONTFORK)
         self._touched_bytes = self._capacity_bytes
 
     def acquire(self, nbytes: int, *, users: int = 1) -> Slot:

@@ -1,10 +1,11 @@
-"""Layers of one call on a GPU: one chain of launches, where all calls of a batch ask for the same."""
+"""Layers of one call on a GPU: one chain of launches, where a batch has no others."""
 
 import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 import torch
+from fake_gpu import open_gates
 from gpu_bench import LAYER, NAME, ORDERED, Bench, MakeBench, N, benches, check, rows
 
 from qlinear_service.dtypes import DType

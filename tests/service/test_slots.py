@@ -2,6 +2,7 @@
 
 import ctypes
 import mmap
+from pathlib import Path
 
 import pytest
 from hypothesis import strategies as st
@@ -205,3 +206,16 @@ def test_a_burst_of_large_calls_is_given_back_when_all_have_left(is_pinned: bool
     assert left == (80 << 20 if is_pinned else 0)
     again = [slab.acquire(16 << 20) for _ in range(9)]
     assert sorted(slot.index for slot in again)[-1] < 160 << 10
+
+
+def test_no_child_shares_pages_that_a_device_knows() -> None:
+    slab = Slab(capacity_bytes=1 << 20, largest_bytes=1 << 20)
+
+    def flags() -> set[str]:
+        parts = Path("/proc/self/smaps").read_text().split(f"{slab.address:x}-")[1]
+        line = next(line for line in parts.splitlines() if line.startswith("VmFlags:"))
+        return set(line.split()[1:])
+
+    assert "dc" not in flags()
+    slab.pin()
+    assert "dc" in flags()

@@ -160,7 +160,8 @@ class GpuEngine:
             thread.join(max(0.0, deadline - time.monotonic()))
         if any(thread.is_alive() for thread in self._threads):
             return False
-        if self._sees_slab:
+        # A lost device has let go of it, and asking one can hang.
+        if self._sees_slab and self._lost is None:
             self._sees_slab = False
             self._device.dismiss(self._slab.address)
         return True
