@@ -29,6 +29,7 @@ from qlinear_service.dtypes import DType
 from qlinear_service.engine import WorkerThread
 from qlinear_service.errors import Overloaded
 from qlinear_service.loaded import Loaded
+from qlinear_service.process import collect_rarely
 from qlinear_service.results import Answer, BatchResult
 from qlinear_service.runners import new_runner, paces_of
 from qlinear_service.slots import Slab
@@ -75,7 +76,7 @@ class Feed:
             clock=self.loop.time,
             metrics=_NoMetrics(),  # type: ignore[arg-type]
             most_running=self.runner.most_in_flight,
-            run_lone=self.runner.run_lone,
+            run_lone=self._run_lone,
             is_lone=self.runner.is_lone,
             most_chained=self.runner.most_chained,
         )
@@ -84,6 +85,10 @@ class Feed:
     async def _run(self, batch: Any) -> BatchResult:
         self.batch_rows.append(batch.rows)
         return await self.runner.run(batch)
+
+    async def _run_lone(self, batch: Any) -> BatchResult:
+        self.batch_rows.append(batch.rows)
+        return await self.runner.run_lone(batch)
 
     def send(self, settle: Any) -> None:
         """Put one row into the slab and queue it."""
@@ -210,6 +215,7 @@ def main() -> None:
     args = parser().parse_args()
     others, own = Others(), time.process_time()
     place = place_of(args.device, args.library)
+    collect_rarely()  # as the server does
     report: dict[str, Any] = {"ways": {}, "slab": []}
     if place.device is not None:
         for shape in args.shapes:

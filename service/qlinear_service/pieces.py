@@ -5,7 +5,7 @@ Offsets only; there is no memory here. Every piece lies at a multiple of its siz
 
 __all__ = ["Pieces"]
 
-READY = 32
+READY = 128
 """Pieces of each size that are kept as they are: the next call of that size takes one without
 halving, and the one after it gives it back without joining."""
 
