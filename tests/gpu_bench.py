@@ -29,6 +29,8 @@ LAYER = pack(random_layer(n=N, k=K, group_size=32, bias=True))
 NAME = LAYER.spec.name
 ORDERED = pack(random_layer(n=N, k=K, group_size=32, permuted=True, module="ordered"))
 STAGES = 2
+QUICK = Roofline(sizes_bytes=(1, 1 << 40), read_seconds=(1e-6, 1e-6), products_per_second=1e15)
+"""Of a device on which every batch is quick."""
 
 
 class Bench:

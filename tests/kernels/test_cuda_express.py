@@ -3,6 +3,8 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -210,3 +212,15 @@ def test_memory_that_cannot_be_registered_says_why(bench: Bench) -> None:
     assert int(bench.library.fake_registered()) == 0
     bench.library.fake_fail_registers(1)
     assert "registering 4096 bytes of host memory" in bench.gpu.admit(bench.slots.data_ptr(), 4096)
+
+
+def test_a_permuted_row_must_fit_into_shared_memory(bench: Bench) -> None:
+    room = bench.host.info.shared_bytes_per_block // 2
+
+    def layer(k: int, order: object, *, quantized: bool = True) -> Any:
+        return SimpleNamespace(spec=SimpleNamespace(k=k, quantized=quantized), k_permutation=order)
+
+    assert bench.gpu.can_gather(layer(room, "order"))
+    assert not bench.gpu.can_gather(layer(room + 1, "order"))
+    assert bench.gpu.can_gather(layer(room + 1, None))
+    assert not bench.gpu.can_gather(layer(1, None, quantized=False))

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import torch
 from fake_gpu import open_gates
-from gpu_bench import LAYER, NAME, ORDERED, K, MakeBench, N, batch_of, benches, check, rows
+from gpu_bench import LAYER, NAME, ORDERED, QUICK, K, MakeBench, N, batch_of, benches, check, rows
 
 from qlinear_service.batching import Part
 from qlinear_service.dtypes import DType
@@ -17,8 +17,6 @@ from qlinear_service.gpu.ways import AUTO, PINNED, SLAB, TABLE_ROWS, Batched, Wa
 from qlinear_service.kernels import reference
 from qlinear_service.roofline import Roofline
 from qlinear_service.work import Batch
-
-QUICK = Roofline(sizes_bytes=(1, 1 << 40), read_seconds=(1e-6, 1e-6), products_per_second=1e15)
 
 
 @pytest.fixture
@@ -133,6 +131,12 @@ async def test_pinned_asks_for_no_registration(new_bench: MakeBench) -> None:
     bench = new_bench(mode=PINNED)
     assert bench.gpu.admitted == (0, 0)
     check((await bench.call(rows(1)))[0], rows(1))
+
+
+async def test_pages_that_kernels_know_stay_where_they_are(new_bench: MakeBench) -> None:
+    assert new_bench().slab._is_pinned
+    assert not new_bench(mode=PINNED).slab._is_pinned
+    assert not new_bench(keeps_out="no locked memory left").slab._is_pinned
 
 
 async def test_a_batch_whose_rows_are_gone_is_not_tried_again(new_bench: MakeBench) -> None:
