@@ -28,7 +28,7 @@ async def new_bench() -> AsyncIterator[MakeBench]:
 def batched(
     rows: int = 1, y_bytes: int = 1, *, gather: bool = True, scatter: bool = True
 ) -> Batched:
-    return Batched(rows, y_bytes, can_gather=gather, can_scatter=scatter)
+    return Batched(rows, y_bytes, can_gather=gather, can_scatter=lambda: scatter)
 
 
 def test_the_rule() -> None:

@@ -218,7 +218,7 @@ class GpuEngine:
             job.batch.rows,
             job.y_bytes,
             can_gather=can_gather,
-            can_scatter=can_gather and self._has_room_in_slots(job),
+            can_scatter=lambda: can_gather and self._has_room_in_slots(job),
         )
         return way_of(batched, self._mode)
 

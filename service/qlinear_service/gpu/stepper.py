@@ -46,7 +46,7 @@ class DeviceStepper:
         if not stage.fits(x_room_bytes, y_bytes):
             stage.grow(device, x_room_bytes, y_bytes)
         can_gather = device.can_gather(layer)
-        way = way_of(Batched(rows, y_bytes, can_gather, can_scatter=can_gather), self._mode)
+        way = way_of(Batched(rows, y_bytes, can_gather, can_scatter=lambda: can_gather), self._mode)
         parts = [stage.x.host.data_ptr(), rows]
         if way.gather:
             y_row_bytes = y_bytes // rows if way.scatter else 0

@@ -5,6 +5,7 @@ slab. *Scatter*: one kernel writes results over them. *Copies*: the host brings 
 pinned memory, and the copy engines do the rest. Knows numbers only.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from qlinear_service.config import TRANSFERS
@@ -39,8 +40,9 @@ class Batched(NamedTuple):
     y_bytes: int
     can_gather: bool
     """The kernels see the slab, and can bring the layer's columns into their order."""
-    can_scatter: bool
-    """They see the slab, and each result has room in its slot, where nobody reads any more."""
+    can_scatter: Callable[[], bool]
+    """Whether they see the slab, and each result has room in its slot, where nobody reads any more;
+    asked only where it matters, as it takes a look at each slot."""
 
 
 def way_of(batch: Batched, mode: str = AUTO) -> Way:
@@ -53,4 +55,4 @@ def way_of(batch: Batched, mode: str = AUTO) -> Way:
     if mode == PINNED or batch.rows > TABLE_ROWS:
         return Way(gather=False, scatter=False)
     small = mode == SLAB or batch.y_bytes <= MOST_SCATTERED_BYTES
-    return Way(gather=batch.can_gather, scatter=batch.can_scatter and small)
+    return Way(gather=batch.can_gather, scatter=small and batch.can_scatter())
