@@ -11,7 +11,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 from qlinear_service.batching import Batch, Part, WorkItem, WorkQueue
-from qlinear_service.errors import EngineFailure, EngineLost, RequestError, Unavailable
+from qlinear_service.errors import (
+    ActivationsGone,
+    EngineFailure,
+    EngineLost,
+    RequestError,
+    Unavailable,
+)
 from qlinear_service.in_flight import InFlight
 from qlinear_service.ledger import Ledger
 from qlinear_service.log_values import event
@@ -35,6 +41,10 @@ class Batcher:
     Args:
         queue: what waits.
         run_batch: computes a batch; may fail in any way.
+        run_lone: does so faster for one that `is_lone` agrees to, without anything beside it.
+        is_lone: says whether a batch is so quick that nothing needs to go on beside it.
+        most_chained: batches that may be with the engine beyond `most_running`, for more layers of
+            the same calls.
         release: told of each item exactly once, when neither queue nor engine will touch its
             slot again. That may be later than its caller's end.
         clock: seconds, the clock of the items' times and of the loop's timers.
@@ -54,10 +64,16 @@ class Batcher:
         metrics: Metrics,
         most_running: int = 1,
         most_batch_seconds: float = 0.0,
+        run_lone: RunBatch | None = None,
+        is_lone: Callable[[Batch], bool] = lambda batch: False,
+        most_chained: int = 0,
         tracer: Tracer | None = None,
     ) -> None:
         self._queue = queue
         self._run_batch = run_batch
+        self._run_lone = run_lone or run_batch
+        self._is_lone = is_lone
+        self._most_chained = most_chained
         self._clock = clock
         self._metrics = metrics
         self._tracer = tracer
@@ -126,9 +142,12 @@ class Batcher:
                 waits = self._ledger.begin(batch, self._clock())
                 self._metrics.waited(batch.key.layer, waits)
                 if one_at_a_time:
-                    await self._serve(batch)
+                    await self._serve(batch, self._run_batch)
+                elif not (self._queue.rows or len(self._in_flight)) and self._is_lone(batch):
+                    await self._serve(batch, self._run_lone)
                 else:
-                    self._in_flight.start(self._serve(batch))
+                    self._in_flight.start(self._serve(batch, self._run_batch))
+                    self._start_followers(batch)
         except asyncio.CancelledError:
             if self._wedged is None:
                 raise
@@ -136,6 +155,19 @@ class Batcher:
         finally:
             self._watchdog.stop()
             await self._in_flight.cancel()
+
+    def _start_followers(self, batch: Batch) -> None:
+        """Send other layers of the same calls right behind a batch, without a wait for room.
+
+        So the layers of a call are one chain of launches, and not a matter of several turns.
+        """
+        for items in self._ledger.followers(batch)[: self._most_chained]:
+            follower = self._queue.take_together(items)
+            if follower is None:
+                return
+            waits = self._ledger.begin(follower, self._clock())
+            self._metrics.waited(follower.key.layer, waits)
+            self._in_flight.start(self._serve(follower, self._run_batch))
 
     async def _let_arrivals_in(self) -> None:
         """Let calls that have already reached this process join the next batch.
@@ -153,12 +185,15 @@ class Batcher:
         while not len(self._in_flight) and self._queue.wait_end(now := self._clock()) > now:
             await asyncio.sleep(0)
 
-    async def _serve(self, batch: Batch) -> None:
+    async def _serve(self, batch: Batch, run: RunBatch) -> None:
         try:
-            result = await self._compute(batch)
+            result = await self._compute(batch, run)
         except EngineLost:
             self._end_lost(batch.parts)
             raise
+        except ActivationsGone as error:
+            for part in batch.parts:
+                self._fail_part(part, error)
         except Exception as error:
             if len(batch.parts) == 1:
                 self._fail_part(batch.parts[0], error)
@@ -196,7 +231,7 @@ class Batcher:
             return
         alone = Batch(part.item.key, (part,), part.rows)
         try:
-            result = await self._compute(alone)
+            result = await self._compute(alone, self._run_batch)
         except EngineLost:
             raise
         except Exception as error:
@@ -204,11 +239,11 @@ class Batcher:
         else:
             self._ledger.finish(alone, *result)
 
-    async def _compute(self, batch: Batch) -> tuple[BatchResult, BatchTrace | None]:
+    async def _compute(self, batch: Batch, run: RunBatch) -> tuple[BatchResult, BatchTrace | None]:
         number = self._watchdog.begin()
         began = self._clock()
         try:
-            result = await self._run_batch(batch)
+            result = await run(batch)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():

@@ -14,6 +14,8 @@ from qlinear_service.kernels.build import default_cache_dir
 
 __all__ = [
     "AUTO",
+    "SMALLEST_SLOT_BYTES",
+    "TRANSFERS",
     "UNQUANTIZED",
     "BatchingConfig",
     "KernelConfig",
@@ -33,6 +35,9 @@ SMALLEST_SLOT_BYTES = 1024
 AUTO = "auto"
 UNQUANTIZED = (AUTO, "skip", "keep", "rtn", "mse")
 """What may become of the layers that a checkpoint holds unquantized."""
+
+TRANSFERS = ("auto", "slab", "pinned")
+"""How rows may get to a GPU and back."""
 
 
 def size_class(nbytes: int) -> int:
@@ -244,6 +249,11 @@ class KernelConfig(Group):
         minimum=0,
         maximum=600,
     )
+    transfers: str = option(
+        "auto",
+        "How rows get to a GPU and back: slab, kernels read and write where calls lie; pinned, "
+        "copies through pinned buffers; auto, whichever is faster for the batch.",
+    )
     unquantized: str = option(
         AUTO,
         "What becomes of layers that a checkpoint holds unquantized: skip; keep: multiply through "
@@ -264,6 +274,9 @@ class KernelConfig(Group):
         if self.unquantized not in UNQUANTIZED:
             choices = ", ".join(UNQUANTIZED)
             raise OptionError("unquantized", f"is {self.unquantized!r}; expected {choices}")
+        if self.transfers not in TRANSFERS:
+            choices = ", ".join(TRANSFERS)
+            raise OptionError("transfers", f"is {self.transfers!r}; expected {choices}")
         if self.torch_only and is_cuda:
             raise OptionError("torch_only", f"is true, and that is for the CPU, not {self.device}")
 

@@ -187,12 +187,15 @@ def _curves(
     """Return what batches of each shape cost there; none if that is not to be measured."""
     if not config.measure_seconds:
         return {}
-    kernels = place.kernels
-    stepper = HostStepper(kernels) if place.device is None else DeviceStepper(place.device)
+    kernels, device = place.kernels, f"{place.kernels.name}: {place.kernels.description}"
+    stepper: HostStepper | DeviceStepper = HostStepper(kernels)
+    if place.device is not None:
+        stepper = DeviceStepper(place.device, config.transfers)
+        device += f", {config.transfers}"
     return cost_curves(
         stepper,
         registry,
-        device=f"{kernels.name}: {kernels.description}",
+        device=device,
         cache_dir=config.cache_dir,
         most_seconds=config.measure_seconds,
         stop=stop,

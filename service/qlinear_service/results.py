@@ -18,6 +18,8 @@ class BatchResult:
     kernel_nanoseconds: int
     transfers: Sequence[tuple[str, int]] = ()
     """Copies on the way: the label `direction` of each, and its nanoseconds."""
+    in_slots: bool = False
+    """The rows lie in the slots of the items, and go with them."""
 
 
 class Outcome(NamedTuple):

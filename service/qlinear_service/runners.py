@@ -28,7 +28,14 @@ def new_runner(
         return CpuRunner(engine, worker)
     stages = config.batching.max_batches_in_flight or STAGES
     try:
-        return GpuEngine(device=loaded.gpu, registry=registry, slab=slab, stages=stages)
+        return GpuEngine(
+            device=loaded.gpu,
+            registry=registry,
+            slab=slab,
+            stages=stages,
+            mode=config.kernels.transfers,
+            roofline=loaded.roofline,
+        )
     except RuntimeError as error:
         text = f"no room for the buffers of {stages} batches: {error}"
         raise OutOfDeviceMemory(text) from None

@@ -180,6 +180,9 @@ class Server:
             metrics=self.metrics,
             most_running=runner.most_in_flight,
             most_batch_seconds=self._config.batching.max_batch_seconds,
+            run_lone=runner.run_lone,
+            is_lone=runner.is_lone,
+            most_chained=runner.most_chained,
             tracer=self._tracer,
         )
         self.batch_loop = asyncio.create_task(self._batcher.run(), name="batch loop")

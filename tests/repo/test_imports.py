@@ -45,6 +45,7 @@ FLOORS: list[set[str]] = [
         "batcher",
         "in_flight",
         "results",
+        "pieces",
         "slots",
         "transport",
     }
@@ -72,6 +73,7 @@ NEVER_REACHES: dict[str, set[str]] = {
     "lanes": {"torch", "grpc", "asyncio"},
     "batcher": {"torch", "grpc", "opentelemetry"},
     "slots": {"torch", "grpc"},
+    "pieces": {"torch", "grpc"},
     "metrics": {"torch", "grpc"},
     "tracing": {"torch", "grpc", "opentelemetry"},
     "metrics_server": {"torch", "grpc"},
