@@ -45,6 +45,9 @@ typedef struct ql_cuda_plan {
   int32_t kernel;           // index of the kernel, see ql_cuda_kernel_name()
   int32_t copy_warp;        // 1: four warps more copy for all, by the copy engine of Hopper;
                             // left out where rows of x are fp32 or not 16-byte aligned
+  int32_t tile_blocks;      // with copy_warp: blocks of 16 output features of a tile, 1 to 4 (2, 1)
+                            // for each of warps_n where token_blocks is up to 4 (8, 16)
+  int32_t cluster;          // with copy_warp: thread blocks that share a tile's k, 1 to 8
   int64_t workspace_bytes;  // how much of the workspace this plan uses
 } ql_cuda_plan;
 

@@ -74,6 +74,7 @@ class CudaPlan(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("token_blocks", "warpgroups", "warps_n", "warps_k")),
         *((name, ctypes.c_int32) for name in ("stages", "ctas", "whole_tiles", "m_tiles")),
         *((name, ctypes.c_int32) for name in ("n_tiles", "shared_bytes", "kernel", "copy_warp")),
+        *((name, ctypes.c_int32) for name in ("tile_blocks", "cluster")),
         ("workspace_bytes", ctypes.c_int64),
     ]
 

@@ -1,0 +1,135 @@
+// Plans of the fed forms: how many n-blocks a tile holds, how many thread blocks share its k, how
+// warps are arranged; and the microseconds that the model expects of each.
+#include <algorithm>
+
+#include "cuda/candidates.h"
+#include "cuda/linear_kernels.h"
+
+namespace qlinear::cuda {
+namespace {
+
+constexpr int kWarps = partition::kWarpgroupWarps;
+
+int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
+
+// Clusters that run at once, with nothing else: of the 132 multiprocessors of an H200 those of a
+// size reach so many (cudaOccupancyMaxActiveClusters). 0 where the device is too small.
+int64_t clusters_at_once(const ql_cuda_device& device, int cluster) {
+  constexpr int kOf = 132, kReached[] = {132, 132, 117, 120, 110, 102, 105, 120};
+  return int64_t{device.sm_count} * kReached[cluster - 1] / kOf / cluster;
+}
+
+// What the model knows of a form, in microseconds; fitted to sweeps on an H200 (docs/kernel.md).
+struct FormTimes {
+  double block;  // of an n-block's step, that a multiprocessor takes
+  double step;   // of a step, that a warp takes
+  double start;  // beside what every form takes
+};
+constexpr FormTimes times_of(int token_blocks) {
+  return token_blocks == 1   ? FormTimes{0.0273, 0.25, 0.8}
+         : token_blocks == 2 ? FormTimes{0.0292, 0.31, 0.0}
+         : token_blocks == 4 ? FormTimes{0.0147, 0.46, 0.0}
+         : token_blocks == 8 ? FormTimes{0.0244, 0.58, 0.0}
+                             : FormTimes{0.0300, 0.60, 0.0};
+}
+constexpr double kReadBytes = 4.3e6;      // a microsecond, all together
+constexpr double kReadBytesOfOne = 42e3;  // and by one multiprocessor
+constexpr double kL2BytesOfOne = 63e3;    // weights and x
+constexpr double kTileEnd = 1.3;
+constexpr double kShare = 0.93;      // what a cluster takes to add up
+constexpr double kAddBlock = 0.022;  // of 8 rows of an n-block, by a warp
+
+double fed_time(const ql_linear_params& params, const ql_cuda_plan& plan) {
+  const double steps = static_cast<double>(tile_steps(params));
+  const double tiles = static_cast<double>(plan.m_tiles) * plan.n_tiles;
+  const double rounds =
+      static_cast<double>(divide_up(static_cast<int64_t>(tiles), plan.ctas / plan.cluster));
+  const double own_steps = rounds * steps / plan.cluster;
+  const double block_bytes =
+      partition::code_bytes(layout::kTileN, params.bits) +
+      partition::scale_bytes(layout::kTileN, params.group_size, item_bytes(params.scale_dtype)) +
+      partition::zero_bytes(layout::kTileN, params.group_size, params.zeros != nullptr);
+  const double step_bytes = plan.tile_blocks * block_bytes;
+  const double x_bytes = plan.token_blocks * partition::kTokens * partition::kStepK * 2.0;
+  const double blocks = static_cast<double>(padded_n(params)) / layout::kTileN;
+  const double read =
+      std::max(own_steps * step_bytes / kReadBytesOfOne, blocks * steps * block_bytes / kReadBytes);
+  const double through_l2 = own_steps * (step_bytes + x_bytes) / kL2BytesOfOne;
+  const FormTimes times = times_of(plan.token_blocks);
+  const int computed = plan.warps_n * partition::fed_blocks_per_warp(plan.token_blocks);
+  const double turns = rounds * static_cast<double>(divide_up(
+                                    divide_up(tile_steps(params), plan.cluster), plan.warps_k));
+  const double compute = own_steps * computed * times.block + turns * times.step;
+  const double adding = kAddBlock * plan.token_blocks * plan.tile_blocks *
+                        (plan.warps_k + (plan.cluster > 1 ? 2 : 0)) / (plan.warps_n * plan.warps_k);
+  const double tile_end = kTileEnd + (plan.cluster > 1 ? kShare : 0.0) + adding;
+  return times.start + std::max({read, through_l2, compute}) + rounds * tile_end;
+}
+
+// Completes a plan whose tile, cluster and warps are set; false if it cannot run.
+bool finish(const ql_linear_params& params, const ql_cuda_device& device, int64_t clusters,
+            ql_cuda_plan& plan) {
+  plan.ctas = plan.cluster;
+  plan.stages = 2;
+  complete_plan(params, plan);
+  const int64_t tiles = int64_t{plan.m_tiles} * plan.n_tiles;
+  plan.ctas = static_cast<int32_t>(std::min(tiles, clusters)) * plan.cluster;
+  plan.stages = most_stages(params, plan, device.shared_bytes_per_block);
+  if (plan.stages < 2) return false;
+  complete_plan(params, plan);
+  return plan_fault(params, device, plan) == nullptr;
+}
+
+// Shows all ways to arrange warps for a tile.
+void see_tile(const ql_linear_params& params, const ql_cuda_device& device, int64_t clusters,
+              ql_cuda_plan plan, const SeeCandidate& see) {
+  const int of_warp = partition::fed_blocks_per_warp(plan.token_blocks);
+  plan.warps_n = (plan.tile_blocks + of_warp - 1) / of_warp;
+  if (plan.warpgroups != 0) plan.warps_n = (plan.warps_n + kWarps - 1) / kWarps * kWarps;
+  const int most = partition::fed_max_threads(plan.token_blocks) / 32 / plan.warps_n;
+  const int64_t steps = divide_up(tile_steps(params), plan.cluster);
+  for (plan.warps_k = 1; plan.warps_k <= most; ++plan.warps_k) {
+    // Of a short k some groups have no step; so be it where the copying warps need four to share
+    // registers with.
+    const bool enough = plan.warps_k <= steps || plan.warps_n * plan.warps_k == kWarps;
+    if (!enough || plan.warps_n * plan.warps_k % kWarps != 0) continue;
+    ql_cuda_plan candidate = plan;
+    if (finish(params, device, clusters, candidate)) see(candidate, fed_time(params, candidate));
+  }
+}
+
+}  // namespace
+
+void see_fed(const ql_linear_params& params, const ql_cuda_device& device, int token_blocks,
+             bool warpgroups, const SeeCandidate& see) {
+  constexpr int kMostRounds = 4;  // more tiles one after the other only where they are small
+  const int64_t blocks = padded_n(params) / layout::kTileN;
+  const int64_t m_tiles = divide_up(params.m, int64_t{token_blocks} * partition::kTokens);
+  const int most =
+      partition::fed_max_threads(token_blocks) / 32 * partition::fed_blocks_per_warp(token_blocks);
+  ql_cuda_plan plan{};
+  plan.token_blocks = token_blocks;
+  plan.warpgroups = warpgroups ? 1 : 0;
+  plan.copy_warp = 1;
+  plan.whole_tiles = 1;
+  for (plan.cluster = 1; plan.cluster <= partition::kMaxCluster; ++plan.cluster) {
+    if (plan.cluster > 1 && plan.cluster > tile_steps(params)) break;
+    const int64_t clusters = clusters_at_once(device, plan.cluster);
+    if (clusters == 0) break;
+    int64_t last = 0;
+    for (int64_t rounds = 1; rounds <= kMostRounds || last > most; ++rounds) {
+      // So many n-blocks that all tiles are done after so many rounds, and then whole warps of
+      // them.
+      const int64_t n_tiles = std::max<int64_t>(1, clusters * rounds / m_tiles);
+      const int64_t least = divide_up(blocks, n_tiles);
+      for (const int64_t wanted : {least, layout::round_up(least, kWarps)}) {
+        if (wanted == last || wanted > most) continue;
+        plan.tile_blocks = static_cast<int32_t>(wanted);
+        see_tile(params, device, clusters, plan, see);
+      }
+      last = least;
+    }
+  }
+}
+
+}  // namespace qlinear::cuda

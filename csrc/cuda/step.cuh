@@ -1,0 +1,219 @@
+// One step of one warp: 16 output features of each of its n-blocks by 128 k, times all rows of x.
+// The arithmetic that the forms share; where the bytes lie is told by them.
+//
+//   total += scale * (sum of a scale group's products - zero point * sum of x)
+//
+// Products and sums are fp32. The second term is there where codes are multiplied raw (raw.cuh);
+// codes in their exact form have it taken off before.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/raw.cuh"
+#include "cuda/values.cuh"
+
+namespace qlinear::cuda {
+
+using partition::kStepK;
+using partition::kTokens;
+
+template <typename Dtype, int kBits, int kTokenBlocks, int kBlocks, bool kFineGroups, bool kRaw>
+struct Step {
+  using Format = std::conditional_t<kRaw, RawCodes<Dtype, kBits>, ExactCodes<Dtype, kBits>>;
+  static constexpr int kVectors = kBits / 4;  // of 16 bytes per lane and layout tile
+  static constexpr int kTileRows = kTokenBlocks * kTokens;
+  static constexpr int kBlockBytes = partition::code_bytes(layout::kTileN, kBits);
+  static constexpr int kTileBytes = static_cast<int>(layout::tile_bytes(kBits));
+  static constexpr int kStepK16 = kStepK / 16;
+  static constexpr int kTileK16 = layout::kTileK / 16;
+  static constexpr int kGroupK16 = kFineGroups ? 2 : kStepK16;  // products between two scalings
+  static constexpr int kHalfBytes = kTileRows * partition::kHalfRowBytes;
+  static constexpr int kPairBytes = 2 * kTokens * partition::kHalfRowBytes;
+  using BlockSums = float[kTokenBlocks][4];
+  using Totals = BlockSums[kBlocks];
+  using Words = uint32_t[kVectors * 4];
+  using Scales = float2[kBlocks];
+
+  // Where a step's bytes lie; codes as this lane reads them.
+  struct Place {
+    uint32_t x, codes, scales, zeros;
+  };
+
+  const StepArgs& args;
+  const int lane;
+  int blocks[kBlocks];  // places of the warp's n-blocks among those of a Place
+
+  __device__ __forceinline__ Step(const StepArgs& a, int this_lane) : args(a), lane(this_lane) {}
+
+  // What belongs to rows g and g + 8 of an n-block lies side by side; the first, in elements.
+  // Groups of more than a product's 16 k take several turns.
+  __device__ __forceinline__ int pair_of(int j, int k16) const {
+    const int group = kFineGroups ? k16 >> args.group_shift : 0;
+    return (blocks[j] * (kFineGroups ? args.groups_per_step : 1) + group) * layout::kTileN +
+           lane / 4 * 2;
+  }
+
+  __device__ __forceinline__ void load_scales(Scales& scales, const Place& at, int k16) const {
+    if (args.scale_dtype == QL_F32) {
+#pragma unroll
+      for (int j = 0; j < kBlocks; ++j) {
+        const uint32_t from = at.scales + pair_of(j, k16) * 4;
+        scales[j] = make_float2(__uint_as_float(load_shared_4(from)),
+                                __uint_as_float(load_shared_4(from + 4)));
+      }
+      return;
+    }
+    uint32_t raw[kBlocks];
+#pragma unroll
+    for (int j = 0; j < kBlocks; ++j) raw[j] = load_shared_4(at.scales + pair_of(j, k16) * 2);
+#pragma unroll
+    for (int j = 0; j < kBlocks; ++j) scales[j] = scales_of(raw[j], 0, args.scale_dtype);
+  }
+
+  __device__ __forceinline__ uint32_t load_zero_pair(const Place& at, int j, int k16) const {
+    return load_shared_2(at.zeros + pair_of(j, k16));
+  }
+
+  // Zero points as the exact form takes them, before its products.
+  __device__ __forceinline__ typename Format::Zeros exact_zeros(const Place& at, int j,
+                                                                int k16) const {
+    if constexpr (Format::kOffset) {
+      return {};
+    } else {
+      if (!args.has_zeros) return Format::zeros(args.symmetric_zero, args.symmetric_zero);
+      const uint32_t pair = load_zero_pair(at, j, k16);
+      return Format::zeros(pair & 0xff, pair >> 8);
+    }
+  }
+
+  // totals += scale * (sums - zero * sums of x) for one n-block.
+  __device__ __forceinline__ void apply_scales(BlockSums& totals, const BlockSums& sums,
+                                               const BlockSums& x_sums, float2 scale,
+                                               const Place& at, int j, int k16) const {
+    float2 zero = make_float2(0.0f, 0.0f);
+    if constexpr (Format::kOffset) {
+      uint32_t low = args.symmetric_zero, high = low;
+      if (args.has_zeros) {
+        const uint32_t pair = load_zero_pair(at, j, k16);
+        low = pair & 0xff;
+        high = pair >> 8;
+      }
+      // The sums of x are in units of row g.
+      constexpr float kHigh = Format::kUnitLow / Format::kUnitHigh;
+      zero = make_float2(Format::zero_of(low), Format::zero_of(high) * kHigh);
+    }
+#pragma unroll
+    for (int token = 0; token < kTokenBlocks; ++token) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float sum = sums[token][i];
+        if constexpr (Format::kOffset) {
+          sum = fmaf(i < 2 ? zero.x : zero.y, x_sums[token][i % 2], sum);
+        }
+        totals[token][i] = fmaf(i < 2 ? scale.x : scale.y, sum, totals[token][i]);
+      }
+    }
+  }
+
+  // What totals of row g (i < 2) and g + 8 are to be multiplied with at last.
+  static __device__ __forceinline__ float unit(int i) {
+    return i < 2 ? Format::kUnitLow : Format::kUnitHigh;
+  }
+
+  static __device__ __forceinline__ void clear(BlockSums& sums) {
+#pragma unroll
+    for (int token = 0; token < kTokenBlocks; ++token) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[token][i] = 0.0f;
+    }
+  }
+
+  // The lane's words of one layout tile of n-block j.
+  __device__ __forceinline__ void load_words(Words& words, const Place& at, int j, int tile) const {
+#pragma unroll
+    for (int vector = 0; vector < kVectors; ++vector) {
+      const uint4 loaded = load_shared_16(at.codes + blocks[j] * kBlockBytes + tile * kTileBytes +
+                                          vector * (32 * layout::kVectorBytes));
+      words[4 * vector] = loaded.x;
+      words[4 * vector + 1] = loaded.y;
+      words[4 * vector + 2] = loaded.z;
+      words[4 * vector + 3] = loaded.w;
+    }
+  }
+
+  // What of the activations one load_matrices brings: k 0-7 and 8-15 of two blocks of rows, or,
+  // where there is but one block, of two sixteenths of k. The address that this lane gives for the
+  // first; others differ in bits that the swizzle leaves to an exclusive or, and by whole halves.
+  __device__ __forceinline__ int matrix_row() const {
+    return kTokenBlocks == 1
+               ? partition::activation_offset(lane % 8, lane / 8, kTileRows)
+               : partition::activation_offset(lane % 8 + lane / 16 * 8, lane / 8 % 2, kTileRows);
+  }
+
+  using RowsOfX = uint32_t[(kTokenBlocks + 1) / 2][4];
+  __device__ __forceinline__ void load_rows(RowsOfX& b, uint32_t row, int k16) const {
+    row += k16 / 4 * kHalfBytes;
+    if constexpr (kTokenBlocks == 1) {
+      if (k16 % 2 == 0) load_matrices(b[0], row ^ (k16 / 2 % 2 * 64));
+    } else {
+#pragma unroll
+      for (int pair = 0; pair < kTokenBlocks / 2; ++pair) {
+        load_matrices(b[pair], (row + pair * kPairBytes) ^ (k16 % 4 * 32));
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void multiply(BlockSums& sums, const uint32_t (&a)[4],
+                                                  const RowsOfX& b, int k16) {
+#pragma unroll
+    for (int token = 0; token < kTokenBlocks; ++token) {
+      const int at = kTokenBlocks == 1 ? k16 % 2 * 2 : token % 2 * 2;
+      multiply_accumulate<Dtype>(sums[token], a, b[token / 2][at], b[token / 2][at + 1]);
+    }
+  }
+
+  // The whole step by one warp for itself; all n-blocks share what is loaded of x.
+  __device__ __forceinline__ void run(Totals& totals, const Place& at) const {
+    const uint32_t row = at.x + matrix_row();
+    BlockSums sums[kBlocks], x_sums;
+    Words words[kBlocks];
+    typename Format::Zeros zeros[kBlocks];
+    RowsOfX b;
+    Scales scales;
+#pragma unroll
+    for (int k16 = 0; k16 < kStepK16; ++k16) {
+      if (k16 % kTileK16 == 0) {
+#pragma unroll
+        for (int j = 0; j < kBlocks; ++j) load_words(words[j], at, j, k16 / kTileK16);
+      }
+      load_rows(b, row, k16);
+      if (k16 % kGroupK16 == 0) {
+        load_scales(scales, at, k16);
+        clear(x_sums);
+#pragma unroll
+        for (int j = 0; j < kBlocks; ++j) {
+          zeros[j] = exact_zeros(at, j, k16);
+          clear(sums[j]);
+        }
+      }
+      if constexpr (Format::kOffset) {
+        constexpr uint32_t kOne = Format::kMinusOne;
+        multiply(x_sums, {kOne, kOne, kOne, kOne}, b, k16);
+      }
+#pragma unroll
+      for (int j = 0; j < kBlocks; ++j) {
+        uint32_t a[4];
+        Format::operand(a, &words[j][k16 % kTileK16 * Format::kWords], zeros[j]);
+        multiply(sums[j], a, b, k16);
+      }
+      if ((k16 + 1) % kGroupK16 == 0) {
+#pragma unroll
+        for (int j = 0; j < kBlocks; ++j) {
+          apply_scales(totals[j], sums[j], x_sums, scales[j], at, j, k16);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace qlinear::cuda
