@@ -39,10 +39,14 @@ inline constexpr int kCopyRegisters = 24;
 inline constexpr int kFeeders = 3;  // of those warps that copy at all
 // Threads that multiply beside them, and the registers that each has then, in steps of 8.
 constexpr int fed_max_threads(int token_blocks) {
-  return token_blocks == 2 ? 384 : token_blocks <= 8 ? 512 : 256;
+  return token_blocks <= 2 ? 384 : token_blocks <= 8 ? 512 : 256;
 }
 constexpr int fed_registers(int token_blocks) {
-  return token_blocks == 2 ? 160 : token_blocks <= 8 ? 112 : 240;
+  return token_blocks == 1 ? 96 : token_blocks == 2 ? 160 : token_blocks <= 8 ? 112 : 240;
+}
+// With which the kernel starts: those of one row block leave room for a second thread block.
+constexpr int fed_bound(int token_blocks) {
+  return token_blocks == 1 ? 768 : fed_max_threads(token_blocks) + kCopyThreads;
 }
 // n-blocks of 16 output features that a fed warp multiplies: they share what is loaded of x.
 constexpr int fed_blocks_per_warp(int token_blocks) { return token_blocks <= 2 ? 4 : 1; }

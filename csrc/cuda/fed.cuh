@@ -31,7 +31,9 @@ struct FedKernel {
   const int lane, warp_n, group;  // warp's place along n, and its group along k
   const FedWork work;
   const FedBarriers barriers;
+  const int first_block;  // of the warp in the tile
   Step step;
+  const Place ring;  // where this group's steps begin, as this lane reads them
   int stage = 0;  // to be read next
   int phase = 0, shared_tiles = 0;
   typename Step::Totals totals;
@@ -45,30 +47,33 @@ struct FedKernel {
         group(uniform_warp() / a.warps_n),
         work(a),
         barriers(a, shared_base),
-        step(a.step, threadIdx.x % 32) {
-#pragma unroll
-    for (int j = 0; j < kBlocks; ++j) {
-      step.blocks[j] = min(nominal_block(j), a.tile_blocks - 1);
-    }
-  }
+        first_block(min(warp_n * kBlocks, a.tile_blocks - kBlocks)),
+        step(a.step, threadIdx.x % 32),
+        ring(ring_places()) {}
 
   static __device__ __forceinline__ int uniform_warp() {
     return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32), 0);
   }
   __device__ __forceinline__ int threads() const { return args.warps_n * args.warps_k * 32; }
 
-  // The warp's j-th n-block in the tile. Beyond the tile's last one it repeats that; the results
-  // are dropped.
-  __device__ __forceinline__ int nominal_block(int j) const { return warp_n * kBlocks + j; }
+  __device__ __forceinline__ Place ring_places() const {
+    const partition::FedMemory& memory = args.memory;
+    const int slot = group * args.stages;
+    Place at = step.lane_offsets(first_block);
+    at.x = shared_base + slot * memory.x_slot;
+    at.codes += shared_base + memory.codes + slot * memory.code_slot;
+    at.scales += shared_base + memory.scales + slot * memory.scale_slot;
+    at.zeros += shared_base + memory.zeros + slot * memory.zero_slot;
+    // Registers, and not worked out again for each step.
+    asm volatile("" : "+r"(at.codes), "+r"(at.scales), "+r"(at.zeros));
+    return at;
+  }
 
   // Where the bytes of this step lie.
   __device__ __forceinline__ Place place() const {
     const partition::FedMemory& memory = args.memory;
-    const int slot = group * args.stages + stage;
-    return {shared_base + slot * memory.x_slot,
-            shared_base + memory.codes + slot * memory.code_slot + lane * layout::kVectorBytes,
-            shared_base + memory.scales + slot * memory.scale_slot,
-            shared_base + memory.zeros + slot * memory.zero_slot};
+    return {ring.x + stage * memory.x_slot, ring.codes + stage * memory.code_slot,
+            ring.scales + stage * memory.scale_slot, ring.zeros + stage * memory.zero_slot};
   }
 
   // Four warps together, an n-block each. Products run on while their warps make the next operands,
@@ -108,7 +113,7 @@ struct FedKernel {
       }
       warpgroup_wait<0>();
       hold_block(sums);
-      step.apply_scales(totals[0], sums, sums, scales[0], at, 0, first);
+      step.apply_scales(totals[0], sums, {}, scales[0], at, 0, first);
     }
   }
 
@@ -118,8 +123,8 @@ struct FedKernel {
     float* to = partials() + group * kTileRows * partial_row + lane / 4;
 #pragma unroll
     for (int j = 0; j < kBlocks; ++j) {
-      const int block = nominal_block(j);
-      if (block >= args.tile_blocks) continue;
+      const int block = first_block + j;
+      if (block < warp_n * kBlocks) continue;  // the warp before has it, too
 #pragma unroll
       for (int token = 0; token < kTokenBlocks; ++token) {
 #pragma unroll
@@ -295,9 +300,7 @@ struct FedKernel {
 };
 
 template <typename Dtype, int kBits, int kTokenBlocks, bool kFineGroups, Form kForm>
-__global__ void __launch_bounds__(partition::fed_max_threads(kTokenBlocks) +
-                                      partition::kCopyThreads,
-                                  1) linear_fed(const __grid_constant__ FedArgs args) {
+__global__ void __launch_bounds__(partition::fed_bound(kTokenBlocks), 1) linear_fed(const __grid_constant__ FedArgs args) {
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
   __trap();  // the planner knows which devices can run it
 #else

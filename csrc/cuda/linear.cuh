@@ -37,6 +37,7 @@ struct LinearKernel {
   const uint32_t activations, codes;  // the rings this warp reads, stage 0
   const Stripe stripe;
   Step step;
+  const typename Step::Place lane_offsets;
   int stage = 0;  // to be read next
   typename Step::Totals totals;
 
@@ -51,10 +52,8 @@ struct LinearKernel {
         codes(shared_base + a.memory.weights +
               (group * a.stages * a.warps_n + warp_n) * a.memory.warp_stage),
         stripe(a, blockIdx.x),
-        step(a.step, threadIdx.x % 32) {
-#pragma unroll
-    for (int j = 0; j < kBlocks; ++j) step.blocks[j] = j;
-  }
+        step(a.step, threadIdx.x % 32),
+        lane_offsets(step.lane_offsets(0)) {}
 
   // The number of this warp; the compiler sees that it is the same for all lanes.
   static __device__ __forceinline__ int uniform_warp() {
@@ -73,8 +72,9 @@ struct LinearKernel {
   __device__ __forceinline__ typename Step::Place place() const {
     const uint32_t codes_at = codes + stage * (args.warps_n * args.memory.warp_stage);
     const uint32_t scales_at = codes_at + partition::code_bytes(kColumns, kBits);
-    return {activations + stage * Ring::kActivationStage, codes_at + lane * layout::kVectorBytes,
-            scales_at, scales_at + kBlocks * args.scale_chunks * layout::kVectorBytes};
+    const uint32_t zeros_at = scales_at + kBlocks * args.scale_chunks * layout::kVectorBytes;
+    return {activations + stage * Ring::kActivationStage, codes_at + lane_offsets.codes,
+            scales_at + lane_offsets.scales, zeros_at + lane_offsets.zeros};
   }
 
   // Writes this warp's totals where the thread block adds them up.

@@ -235,9 +235,9 @@ const char* plan_fault(const ql_linear_params& params, const ql_cuda_device& dev
     return "warps_n must be a multiple of 4 with warpgroups: four warps multiply together";
   }
   if (plan.copy_warp != 0) {
-    const int most = plan.warps_n * partition::fed_blocks_per_warp(plan.token_blocks);
-    if (plan.warps_n < 1 || plan.tile_blocks < 1 || plan.tile_blocks > most) {
-      return "tile_blocks must be 1 to 4 (2, 1) for each of warps_n";
+    const int least = partition::fed_blocks_per_warp(plan.token_blocks);
+    if (plan.warps_n < 1 || plan.tile_blocks < least || plan.tile_blocks > plan.warps_n * least) {
+      return "tile_blocks must be 4 to 4 * warps_n with copy_warp, with warpgroups 1 to warps_n";
     }
     if (plan.cluster < 1 || plan.cluster > partition::kMaxCluster ||
         plan.ctas % plan.cluster != 0) {

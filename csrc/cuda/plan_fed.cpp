@@ -39,12 +39,15 @@ constexpr double kTileEnd = 1.3;
 constexpr double kShare = 0.93;      // what a cluster takes to add up
 constexpr double kAddBlock = 0.022;  // of 8 rows of an n-block, by a warp
 
-double fed_time(const ql_linear_params& params, const ql_cuda_plan& plan) {
+double fed_time(const ql_linear_params& params, const ql_cuda_device& device,
+                const ql_cuda_plan& plan) {
   const double steps = static_cast<double>(tile_steps(params));
   const double tiles = static_cast<double>(plan.m_tiles) * plan.n_tiles;
   const double rounds =
       static_cast<double>(divide_up(static_cast<int64_t>(tiles), plan.ctas / plan.cluster));
-  const double own_steps = rounds * steps / plan.cluster;
+  // Of a multiprocessor, whose thread blocks share what it can read and multiply.
+  const double own_steps =
+      rounds * steps / plan.cluster * static_cast<double>(divide_up(plan.ctas, device.sm_count));
   const double block_bytes =
       partition::code_bytes(layout::kTileN, params.bits) +
       partition::scale_bytes(layout::kTileN, params.group_size, item_bytes(params.scale_dtype)) +
@@ -66,15 +69,29 @@ double fed_time(const ql_linear_params& params, const ql_cuda_plan& plan) {
   return times.start + std::max({read, through_l2, compute}) + rounds * tile_end;
 }
 
-// Completes a plan whose tile, cluster and warps are set; false if it cannot run.
+// How many thread blocks of this plan a multiprocessor has registers and threads for.
+int fit_registers(const ql_cuda_plan& plan) {
+  constexpr int kRegisters = 65536, kStep = 8;
+  const int each = kRegisters / partition::fed_bound(plan.token_blocks) / kStep * kStep;
+  const int threads = plan.warps_n * plan.warps_k * 32 + partition::kCopyThreads;
+  return kRegisters / (each * threads);
+}
+
+// Completes a plan whose tile, cluster and warps are set, for `per_sm` thread blocks on each
+// multiprocessor; false if it cannot run.
 bool finish(const ql_linear_params& params, const ql_cuda_device& device, int64_t clusters,
-            ql_cuda_plan& plan) {
+            int per_sm, ql_cuda_plan& plan) {
+  constexpr int kReserved = 1024;  // of each thread block's shared memory, for the system
+  if (per_sm > fit_registers(plan)) return false;
   plan.ctas = plan.cluster;
   plan.stages = 2;
   complete_plan(params, plan);
   const int64_t tiles = int64_t{plan.m_tiles} * plan.n_tiles;
   plan.ctas = static_cast<int32_t>(std::min(tiles, clusters)) * plan.cluster;
-  plan.stages = most_stages(params, plan, device.shared_bytes_per_block);
+  plan.stages =
+      most_stages(params, plan,
+                  std::min(device.shared_bytes_per_block,
+                           device.shared_bytes_per_sm / per_sm - kReserved));
   if (plan.stages < 2) return false;
   complete_plan(params, plan);
   return plan_fault(params, device, plan) == nullptr;
@@ -82,7 +99,7 @@ bool finish(const ql_linear_params& params, const ql_cuda_device& device, int64_
 
 // Shows all ways to arrange warps for a tile.
 void see_tile(const ql_linear_params& params, const ql_cuda_device& device, int64_t clusters,
-              ql_cuda_plan plan, const SeeCandidate& see) {
+              int per_sm, ql_cuda_plan plan, const SeeCandidate& see) {
   const int of_warp = partition::fed_blocks_per_warp(plan.token_blocks);
   plan.warps_n = (plan.tile_blocks + of_warp - 1) / of_warp;
   if (plan.warpgroups != 0) plan.warps_n = (plan.warps_n + kWarps - 1) / kWarps * kWarps;
@@ -94,7 +111,9 @@ void see_tile(const ql_linear_params& params, const ql_cuda_device& device, int6
     const bool enough = plan.warps_k <= steps || plan.warps_n * plan.warps_k == kWarps;
     if (!enough || plan.warps_n * plan.warps_k % kWarps != 0) continue;
     ql_cuda_plan candidate = plan;
-    if (finish(params, device, clusters, candidate)) see(candidate, fed_time(params, candidate));
+    if (finish(params, device, clusters, per_sm, candidate)) {
+      see(candidate, fed_time(params, device, candidate));
+    }
   }
 }
 
@@ -112,20 +131,24 @@ void see_fed(const ql_linear_params& params, const ql_cuda_device& device, int t
   plan.warpgroups = warpgroups ? 1 : 0;
   plan.copy_warp = 1;
   plan.whole_tiles = 1;
-  for (plan.cluster = 1; plan.cluster <= partition::kMaxCluster; ++plan.cluster) {
+  constexpr int kWays = 2 * partition::kMaxCluster;  // one thread block a multiprocessor, or two
+  for (int way = 0; way < kWays; ++way) {
+    const int per_sm = 1 + way % 2;
+    plan.cluster = 1 + way / 2;
     if (plan.cluster > 1 && plan.cluster > tile_steps(params)) break;
-    const int64_t clusters = clusters_at_once(device, plan.cluster);
+    const int64_t clusters = per_sm * clusters_at_once(device, plan.cluster);
     if (clusters == 0) break;
     int64_t last = 0;
     for (int64_t rounds = 1; rounds <= kMostRounds || last > most; ++rounds) {
       // So many n-blocks that all tiles are done after so many rounds, and then whole warps of
       // them.
       const int64_t n_tiles = std::max<int64_t>(1, clusters * rounds / m_tiles);
-      const int64_t least = divide_up(blocks, n_tiles);
+      const int64_t least = std::max<int64_t>(partition::fed_blocks_per_warp(token_blocks),
+                                              divide_up(blocks, n_tiles));
       for (const int64_t wanted : {least, layout::round_up(least, kWarps)}) {
         if (wanted == last || wanted > most) continue;
         plan.tile_blocks = static_cast<int32_t>(wanted);
-        see_tile(params, device, clusters, plan, see);
+        see_tile(params, device, clusters, per_sm, plan, see);
       }
       last = least;
     }

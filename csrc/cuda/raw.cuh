@@ -8,7 +8,8 @@
 // subnormal numbers exactly. bf16: 4-bit codes under an exponent of 128. bf16 has no room for 8-bit
 // codes either way, so they take their exact form.
 //
-// The sums of x come from one product more, with kMinusOne everywhere in place of weights.
+// zeros_of_sums is that zero_of for rows g and g + 8. The sums of x come from one product more, with
+// kMinusOne everywhere in place of weights, so they are in units of row g.
 #pragma once
 
 #include "cuda/fragments.cuh"
@@ -25,8 +26,9 @@ struct RawCodes<F16, 4> {
   static constexpr float kUnitLow = 0x1p24f, kUnitHigh = 0x1p20f;  // 1 / unit of rows g and g + 8
   static constexpr uint32_t kMinusOne = 0x80018001u;               // twice, in units of row g
   struct Zeros {};
-  static __device__ __forceinline__ float zero_of(uint32_t zero) {
-    return static_cast<float>(zero);
+  static __device__ __forceinline__ Zeros zeros(uint32_t, uint32_t) { return {}; }
+  static __device__ __forceinline__ float2 zeros_of_sums(uint32_t low, uint32_t high) {
+    return make_float2(static_cast<float>(low), static_cast<float>(high) * (kUnitLow / kUnitHigh));
   }
   static __device__ __forceinline__ void operand(uint32_t (&a)[4], const uint32_t* words,
                                                  const Zeros&) {
@@ -45,8 +47,9 @@ struct RawCodes<F16, 8> {
   static constexpr float kUnitLow = 0x1p24f, kUnitHigh = 0x1p24f;
   static constexpr uint32_t kMinusOne = 0x80018001u;
   struct Zeros {};
-  static __device__ __forceinline__ float zero_of(uint32_t zero) {
-    return static_cast<float>(zero);
+  static __device__ __forceinline__ Zeros zeros(uint32_t, uint32_t) { return {}; }
+  static __device__ __forceinline__ float2 zeros_of_sums(uint32_t low, uint32_t high) {
+    return make_float2(static_cast<float>(low), static_cast<float>(high) * (kUnitLow / kUnitHigh));
   }
   static __device__ __forceinline__ void operand(uint32_t (&a)[4], const uint32_t* words,
                                                  const Zeros&) {
@@ -65,8 +68,9 @@ struct RawCodes<BF16, 4> {
   static constexpr float kUnitLow = 1.0f, kUnitHigh = 1.0f;
   static constexpr uint32_t kMinusOne = 0xbf80bf80u;
   struct Zeros {};
-  static __device__ __forceinline__ float zero_of(uint32_t zero) {
-    return static_cast<float>(128 + zero);
+  static __device__ __forceinline__ Zeros zeros(uint32_t, uint32_t) { return {}; }
+  static __device__ __forceinline__ float2 zeros_of_sums(uint32_t low, uint32_t high) {
+    return make_float2(static_cast<float>(128 + low), static_cast<float>(128 + high));
   }
   static __device__ __forceinline__ void operand(uint32_t (&a)[4], const uint32_t* words,
                                                  const Zeros&) {
@@ -83,6 +87,7 @@ struct RawCodes<BF16, 4> {
 template <typename Dtype, int kBits>
 struct ExactCodes : Codes<Dtype, kBits> {
   static constexpr bool kOffset = false;
+  static __device__ __forceinline__ float2 zeros_of_sums(uint32_t, uint32_t) { return {}; }
   static constexpr float kUnitLow = 1.0f, kUnitHigh = 1.0f;
 };
 template <>

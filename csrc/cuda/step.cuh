@@ -33,24 +33,39 @@ struct Step {
   using Totals = BlockSums[kBlocks];
   using Words = uint32_t[kVectors * 4];
   using Scales = float2[kBlocks];
+  using SumsOfX = float[kTokenBlocks][2];  // of the rows that a lane has products of
 
-  // Where a step's bytes lie; codes as this lane reads them.
+  // Where a step's bytes of the warp's first n-block lie; all but x's as this lane reads them.
   struct Place {
     uint32_t x, codes, scales, zeros;
   };
 
   const StepArgs& args;
   const int lane;
-  int blocks[kBlocks];  // places of the warp's n-blocks among those of a Place
+  typename Format::Zeros symmetric;  // zero points where the layer has none of its own
+  float2 symmetric_sums;             // the same, as raw codes take them off
 
-  __device__ __forceinline__ Step(const StepArgs& a, int this_lane) : args(a), lane(this_lane) {}
+  __device__ __forceinline__ Step(const StepArgs& a, int this_lane)
+      : args(a),
+        lane(this_lane),
+        symmetric(Format::zeros(a.symmetric_zero, a.symmetric_zero)),
+        symmetric_sums(Format::zeros_of_sums(a.symmetric_zero, a.symmetric_zero)) {}
 
-  // What belongs to rows g and g + 8 of an n-block lies side by side; the first, in elements.
-  // Groups of more than a product's 16 k take several turns.
+  // What this lane adds to the beginning of a step's codes, scales and zero points, if `first` is
+  // the warp's first n-block there. What belongs to rows g and g + 8 of an n-block lies side by
+  // side.
+  __device__ __forceinline__ Place lane_offsets(int first) const {
+    const int pair = first * (kFineGroups ? args.groups_per_step : 1) * layout::kTileN +
+                     lane / 4 * 2;
+    const int scale_bytes = args.scale_dtype == QL_F32 ? 4 : 2;
+    return {0, static_cast<uint32_t>(first * kBlockBytes + lane * layout::kVectorBytes),
+            static_cast<uint32_t>(pair * scale_bytes), static_cast<uint32_t>(pair)};
+  }
+
+  // Of scales and zero points: the pair of n-block j and this 16 k, in elements behind the first.
   __device__ __forceinline__ int pair_of(int j, int k16) const {
-    const int group = kFineGroups ? k16 >> args.group_shift : 0;
-    return (blocks[j] * (kFineGroups ? args.groups_per_step : 1) + group) * layout::kTileN +
-           lane / 4 * 2;
+    if constexpr (!kFineGroups) return j * layout::kTileN;
+    return (j * args.groups_per_step + (k16 >> args.group_shift)) * layout::kTileN;
   }
 
   __device__ __forceinline__ void load_scales(Scales& scales, const Place& at, int k16) const {
@@ -77,30 +92,19 @@ struct Step {
   // Zero points as the exact form takes them, before its products.
   __device__ __forceinline__ typename Format::Zeros exact_zeros(const Place& at, int j,
                                                                 int k16) const {
-    if constexpr (Format::kOffset) {
-      return {};
-    } else {
-      if (!args.has_zeros) return Format::zeros(args.symmetric_zero, args.symmetric_zero);
-      const uint32_t pair = load_zero_pair(at, j, k16);
-      return Format::zeros(pair & 0xff, pair >> 8);
-    }
+    if (Format::kOffset || !args.has_zeros) return symmetric;
+    const uint32_t pair = load_zero_pair(at, j, k16);
+    return Format::zeros(pair & 0xff, pair >> 8);
   }
 
   // totals += scale * (sums - zero * sums of x) for one n-block.
   __device__ __forceinline__ void apply_scales(BlockSums& totals, const BlockSums& sums,
-                                               const BlockSums& x_sums, float2 scale,
+                                               const SumsOfX& x_sums, float2 scale,
                                                const Place& at, int j, int k16) const {
-    float2 zero = make_float2(0.0f, 0.0f);
-    if constexpr (Format::kOffset) {
-      uint32_t low = args.symmetric_zero, high = low;
-      if (args.has_zeros) {
-        const uint32_t pair = load_zero_pair(at, j, k16);
-        low = pair & 0xff;
-        high = pair >> 8;
-      }
-      // The sums of x are in units of row g.
-      constexpr float kHigh = Format::kUnitLow / Format::kUnitHigh;
-      zero = make_float2(Format::zero_of(low), Format::zero_of(high) * kHigh);
+    float2 zero = symmetric_sums;
+    if (Format::kOffset && args.has_zeros) {
+      const uint32_t pair = load_zero_pair(at, j, k16);
+      zero = Format::zeros_of_sums(pair & 0xff, pair >> 8);
     }
 #pragma unroll
     for (int token = 0; token < kTokenBlocks; ++token) {
@@ -132,7 +136,7 @@ struct Step {
   __device__ __forceinline__ void load_words(Words& words, const Place& at, int j, int tile) const {
 #pragma unroll
     for (int vector = 0; vector < kVectors; ++vector) {
-      const uint4 loaded = load_shared_16(at.codes + blocks[j] * kBlockBytes + tile * kTileBytes +
+      const uint4 loaded = load_shared_16(at.codes + j * kBlockBytes + tile * kTileBytes +
                                           vector * (32 * layout::kVectorBytes));
       words[4 * vector] = loaded.x;
       words[4 * vector + 1] = loaded.y;
@@ -172,10 +176,35 @@ struct Step {
     }
   }
 
+  // Sums of x by one product for both blocks of rows, or for two sixteenths of k. What load_rows
+  // brings is taken for the left operand as it lies: its third and fourth register stand where more
+  // k would, so even columns of the right operand take the first two alone, odd ones the others.
+  __device__ __forceinline__ void add_rows(float (&sums)[4], const RowsOfX& b) const {
+    constexpr uint32_t kOne = Format::kMinusOne;
+    const bool odd = lane / 4 % 2 != 0;
+    multiply_accumulate<Dtype>(sums, b[0], odd ? 0u : kOne, odd ? kOne : 0u);
+  }
+
+  // Lane l has sums of row l / 4 and, if there are two blocks, of row l / 4 + 8 now; products are of
+  // rows l % 4 * 2 + i.
+  __device__ __forceinline__ void spread_sums(SumsOfX& x_sums, const float (&sums)[4]) const {
+    const float first = sums[0] + sums[2], second = sums[1] + sums[3];
+#pragma unroll
+    for (int token = 0; token < kTokenBlocks; ++token) {
+      const float sum = kTokenBlocks == 1 ? first + second : token == 0 ? first : second;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        x_sums[token][i] = __shfl_sync(0xffffffffu, sum, (lane % 4 * 2 + i) * 4);
+      }
+    }
+  }
+
   // The whole step by one warp for itself; all n-blocks share what is loaded of x.
   __device__ __forceinline__ void run(Totals& totals, const Place& at) const {
     const uint32_t row = at.x + matrix_row();
-    BlockSums sums[kBlocks], x_sums;
+    BlockSums sums[kBlocks];
+    float rows_sums[4];
+    SumsOfX x_sums;
     Words words[kBlocks];
     typename Format::Zeros zeros[kBlocks];
     RowsOfX b;
@@ -189,7 +218,8 @@ struct Step {
       load_rows(b, row, k16);
       if (k16 % kGroupK16 == 0) {
         load_scales(scales, at, k16);
-        clear(x_sums);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) rows_sums[i] = 0.0f;
 #pragma unroll
         for (int j = 0; j < kBlocks; ++j) {
           zeros[j] = exact_zeros(at, j, k16);
@@ -197,8 +227,7 @@ struct Step {
         }
       }
       if constexpr (Format::kOffset) {
-        constexpr uint32_t kOne = Format::kMinusOne;
-        multiply(x_sums, {kOne, kOne, kOne, kOne}, b, k16);
+        if (kTokenBlocks == 2 || k16 % 2 == 0) add_rows(rows_sums, b);
       }
 #pragma unroll
       for (int j = 0; j < kBlocks; ++j) {
@@ -207,6 +236,7 @@ struct Step {
         multiply(sums[j], a, b, k16);
       }
       if ((k16 + 1) % kGroupK16 == 0) {
+        if constexpr (Format::kOffset) spread_sums(x_sums, rows_sums);
 #pragma unroll
         for (int j = 0; j < kBlocks; ++j) {
           apply_scales(totals[j], sums[j], x_sums, scales[j], at, j, k16);
