@@ -53,8 +53,8 @@ def candidates(
         own: the library's own.
         cell: layer and rows.
         sm_count: multiprocessors.
-        weighed: plans that the planner weighs. They are tried with every ring. Beside them stand all
-            ways to arrange warps that copy for themselves; some of those no kernel can run: the
+        weighed: plans that the planner weighs. They are tried with every ring. Beside them stand
+            all ways to arrange warps that copy for themselves; some of those no kernel can run: the
             library knows, and refuses.
     """
     found = [own] + [plan | {"stages": s} for plan in weighed for s in (plan["stages"], *STAGES)]

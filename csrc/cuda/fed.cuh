@@ -34,7 +34,7 @@ struct FedKernel {
   const int first_block;  // of the warp in the tile
   Step step;
   const Place ring;  // where this group's steps begin, as this lane reads them
-  int stage = 0;  // to be read next
+  int stage = 0;     // to be read next
   int phase = 0, shared_tiles = 0;
   typename Step::Totals totals;
 
@@ -300,7 +300,8 @@ struct FedKernel {
 };
 
 template <typename Dtype, int kBits, int kTokenBlocks, bool kFineGroups, Form kForm>
-__global__ void __launch_bounds__(partition::fed_bound(kTokenBlocks), 1) linear_fed(const __grid_constant__ FedArgs args) {
+__global__ void __launch_bounds__(partition::fed_bound(kTokenBlocks), 1)
+    linear_fed(const __grid_constant__ FedArgs args) {
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
   __trap();  // the planner knows which devices can run it
 #else

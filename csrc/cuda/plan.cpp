@@ -53,13 +53,16 @@ int token_blocks_for(const ql_linear_params& params, Form kind) {
 // The model behind a choice; constants are fitted to sweeps on an H200 (docs/kernel.md).
 constexpr int kInvariantWarpsK = 1;
 constexpr double kReadBytesPerMicrosecond = 32e3;   // per multiprocessor, large layers
-constexpr double kL2BytesPerMicrosecond = 60e3;     // per multiprocessor, weights and x together
+constexpr double kL2BytesPerMicrosecond = 83e3;     // per multiprocessor, weights and x together
 constexpr double kShareBytesPerMicrosecond = 50e3;  // at which one thread block adds up shares
-constexpr double kSplitMicroseconds = 5.0;          // what split tiles take beside that
-constexpr double kTileMicroseconds = 1.3;           // what the end of a tile takes
+constexpr double kSplitMicroseconds = 5.2;          // what split tiles take beside that
+constexpr double kTileMicroseconds = 2.3;           // what the end of a tile takes
+constexpr double kOverlapMicroseconds = 0.87;       // of it, hidden by a launch that fits beside
+constexpr double kStartMicroseconds = -0.2;
+constexpr double kIdle = 0.41;
 // Time per step beside the memory's, by rows of a tile.
 constexpr double slowdown(int token_blocks) {
-  return token_blocks == 1 ? 1.1 : token_blocks == 2 ? 1.35 : token_blocks == 4 ? 1.75 : 3.2;
+  return token_blocks == 1 ? 1.03 : token_blocks == 2 ? 1.54 : token_blocks == 4 ? 2.5 : 5.7;
 }
 
 double ceil_divide(double value, double by) {
@@ -83,7 +86,7 @@ double expected_time(const ql_linear_params& params, const ql_cuda_device& devic
   const double idle = std::max(1.0, partition::max_threads(plan.token_blocks) / 32 / warps);
   const double step_time =
       std::max(step_bytes / kReadBytesPerMicrosecond * slowdown(plan.token_blocks) *
-                   (1 + 0.35 * (idle - 1)),
+                   (1 + kIdle * (idle - 1)),
                (step_bytes + x_bytes) / kL2BytesPerMicrosecond) *
       (1 + 0.01 * plan.warps_n);  // warps that share activations wait for each other
   if (plan.whole_tiles) {
@@ -92,12 +95,16 @@ double expected_time(const ql_linear_params& params, const ql_cuda_device& devic
     const double rounds = ceil_divide(tiles, plan.ctas);
     // A multiprocessor with less to do leaves more of the memory's rate to the others.
     const double per_sm = 0.6 * rounds * ctas_per_sm + 0.4 * tiles / sms;
-    return per_sm * steps * uneven * step_time + rounds * kTileMicroseconds;
+    const double time = per_sm * steps * uneven * step_time + rounds * kTileMicroseconds;
+    // The kernel behind this one fits beside it, where kernels may overlap at all.
+    const bool overlaps = device.major >= 9 && idle >= 2.0;
+    return overlapping_time(device, plan.ctas, time) + kStartMicroseconds -
+           (overlaps ? kOverlapMicroseconds : 0.0);
   }
   const double share = tiles * steps / std::min(sms, static_cast<double>(plan.ctas));
   const double shares = plan.ctas / tiles + 1;
-  return share * step_time + kTileMicroseconds + kSplitMicroseconds + 0.03 * rows +
-         shares * rows * columns * sizeof(float) / kShareBytesPerMicrosecond;
+  return share * step_time + kTileMicroseconds + kSplitMicroseconds + kStartMicroseconds +
+         0.03 * rows + shares * rows * columns * sizeof(float) / kShareBytesPerMicrosecond;
 }
 
 // Completes a plan whose form and warps are set, whole tiles or not; false if it cannot run.
@@ -153,6 +160,14 @@ bool see_warps(const ql_linear_params& params, const ql_cuda_device& device, boo
 }
 
 }  // namespace
+
+double overlapping_time(const ql_cuda_device& device, int ctas, double microseconds) {
+  constexpr double kUsed = 0.1, kMost = 41;
+  if (device.major < 9) return microseconds;
+  const int64_t slots = (ctas + device.sm_count - 1) / device.sm_count * int64_t{device.sm_count};
+  const double idle = 1.0 - static_cast<double>(ctas) / static_cast<double>(slots);
+  return microseconds - kUsed * idle * std::min(microseconds, kMost);
+}
 
 int most_stages(const ql_linear_params& params, ql_cuda_plan plan, int budget) {
   int stages = 1;

@@ -26,6 +26,9 @@ void complete_plan(const ql_linear_params& params, ql_cuda_plan& plan);
 const char* plan_fault(const ql_linear_params& params, const ql_cuda_device& device,
                        const ql_cuda_plan& plan);
 
+// Of a kernel that leaves multiprocessors idle the next one uses some, where kernels overlap.
+double overlapping_time(const ql_cuda_device& device, int ctas, double microseconds);
+
 // The candidate that the model expects most of; the first of several.
 ql_cuda_plan choose_plan(const ql_linear_params& params, const ql_cuda_device& device, int flags);
 

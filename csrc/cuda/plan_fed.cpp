@@ -26,18 +26,17 @@ struct FormTimes {
   double start;  // beside what every form takes
 };
 constexpr FormTimes times_of(int token_blocks) {
-  return token_blocks == 1   ? FormTimes{0.0273, 0.25, 0.8}
-         : token_blocks == 2 ? FormTimes{0.0292, 0.31, 0.0}
-         : token_blocks == 4 ? FormTimes{0.0147, 0.46, 0.0}
-         : token_blocks == 8 ? FormTimes{0.0244, 0.58, 0.0}
-                             : FormTimes{0.0300, 0.60, 0.0};
+  return token_blocks == 1   ? FormTimes{0.0191, 0.24, 0.8}
+         : token_blocks == 2 ? FormTimes{0.0216, 0.37, 1.2}
+         : token_blocks == 4 ? FormTimes{0.0258, 0.19, 2.5}
+         : token_blocks == 8 ? FormTimes{0.0327, 0.33, 2.9}
+                             : FormTimes{0.0400, 0.40, 2.9};
 }
-constexpr double kReadBytes = 4.3e6;      // a microsecond, all together
-constexpr double kReadBytesOfOne = 42e3;  // and by one multiprocessor
-constexpr double kL2BytesOfOne = 63e3;    // weights and x
-constexpr double kTileEnd = 1.3;
-constexpr double kShare = 0.93;      // what a cluster takes to add up
-constexpr double kAddBlock = 0.022;  // of 8 rows of an n-block, by a warp
+constexpr double kReadBytes = 4.27e6;   // a microsecond, all together
+constexpr double kL2BytesOfOne = 71e3;  // weights and x, by one multiprocessor
+constexpr double kTileEnd = 2.4;
+constexpr double kShare = 1.3;       // what a cluster takes to add up
+constexpr double kAddBlock = 0.039;  // of 8 rows of an n-block, by a warp
 
 double fed_time(const ql_linear_params& params, const ql_cuda_device& device,
                 const ql_cuda_plan& plan) {
@@ -55,8 +54,7 @@ double fed_time(const ql_linear_params& params, const ql_cuda_device& device,
   const double step_bytes = plan.tile_blocks * block_bytes;
   const double x_bytes = plan.token_blocks * partition::kTokens * partition::kStepK * 2.0;
   const double blocks = static_cast<double>(padded_n(params)) / layout::kTileN;
-  const double read =
-      std::max(own_steps * step_bytes / kReadBytesOfOne, blocks * steps * block_bytes / kReadBytes);
+  const double read = blocks * steps * block_bytes / kReadBytes;
   const double through_l2 = own_steps * (step_bytes + x_bytes) / kL2BytesOfOne;
   const FormTimes times = times_of(plan.token_blocks);
   const int computed = plan.warps_n * partition::fed_blocks_per_warp(plan.token_blocks);
@@ -66,7 +64,8 @@ double fed_time(const ql_linear_params& params, const ql_cuda_device& device,
   const double adding = kAddBlock * plan.token_blocks * plan.tile_blocks *
                         (plan.warps_k + (plan.cluster > 1 ? 2 : 0)) / (plan.warps_n * plan.warps_k);
   const double tile_end = kTileEnd + (plan.cluster > 1 ? kShare : 0.0) + adding;
-  return times.start + std::max({read, through_l2, compute}) + rounds * tile_end;
+  const double time = std::max({read, through_l2, compute}) + rounds * tile_end;
+  return times.start + overlapping_time(device, plan.ctas, time);
 }
 
 // How many thread blocks of this plan a multiprocessor has registers and threads for.
@@ -88,10 +87,9 @@ bool finish(const ql_linear_params& params, const ql_cuda_device& device, int64_
   complete_plan(params, plan);
   const int64_t tiles = int64_t{plan.m_tiles} * plan.n_tiles;
   plan.ctas = static_cast<int32_t>(std::min(tiles, clusters)) * plan.cluster;
-  plan.stages =
-      most_stages(params, plan,
-                  std::min(device.shared_bytes_per_block,
-                           device.shared_bytes_per_sm / per_sm - kReserved));
+  plan.stages = most_stages(
+      params, plan,
+      std::min(device.shared_bytes_per_block, device.shared_bytes_per_sm / per_sm - kReserved));
   if (plan.stages < 2) return false;
   complete_plan(params, plan);
   return plan_fault(params, device, plan) == nullptr;

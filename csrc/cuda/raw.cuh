@@ -8,8 +8,8 @@
 // subnormal numbers exactly. bf16: 4-bit codes under an exponent of 128. bf16 has no room for 8-bit
 // codes either way, so they take their exact form.
 //
-// zeros_of_sums is that zero_of for rows g and g + 8. The sums of x come from one product more, with
-// kMinusOne everywhere in place of weights, so they are in units of row g.
+// zeros_of_sums is that zero_of for rows g and g + 8. The sums of x come from one product more,
+// with kMinusOne everywhere in place of weights, so they are in units of row g.
 #pragma once
 
 #include "cuda/fragments.cuh"

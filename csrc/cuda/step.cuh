@@ -55,8 +55,8 @@ struct Step {
   // the warp's first n-block there. What belongs to rows g and g + 8 of an n-block lies side by
   // side.
   __device__ __forceinline__ Place lane_offsets(int first) const {
-    const int pair = first * (kFineGroups ? args.groups_per_step : 1) * layout::kTileN +
-                     lane / 4 * 2;
+    const int pair =
+        first * (kFineGroups ? args.groups_per_step : 1) * layout::kTileN + lane / 4 * 2;
     const int scale_bytes = args.scale_dtype == QL_F32 ? 4 : 2;
     return {0, static_cast<uint32_t>(first * kBlockBytes + lane * layout::kVectorBytes),
             static_cast<uint32_t>(pair * scale_bytes), static_cast<uint32_t>(pair)};
@@ -99,8 +99,8 @@ struct Step {
 
   // totals += scale * (sums - zero * sums of x) for one n-block.
   __device__ __forceinline__ void apply_scales(BlockSums& totals, const BlockSums& sums,
-                                               const SumsOfX& x_sums, float2 scale,
-                                               const Place& at, int j, int k16) const {
+                                               const SumsOfX& x_sums, float2 scale, const Place& at,
+                                               int j, int k16) const {
     float2 zero = symmetric_sums;
     if (Format::kOffset && args.has_zeros) {
       const uint32_t pair = load_zero_pair(at, j, k16);
@@ -185,8 +185,8 @@ struct Step {
     multiply_accumulate<Dtype>(sums, b[0], odd ? 0u : kOne, odd ? kOne : 0u);
   }
 
-  // Lane l has sums of row l / 4 and, if there are two blocks, of row l / 4 + 8 now; products are of
-  // rows l % 4 * 2 + i.
+  // Lane l has sums of row l / 4 and, if there are two blocks, of row l / 4 + 8 now; products are
+  // of rows l % 4 * 2 + i.
   __device__ __forceinline__ void spread_sums(SumsOfX& x_sums, const float (&sums)[4]) const {
     const float first = sums[0] + sums[2], second = sums[1] + sums[3];
 #pragma unroll

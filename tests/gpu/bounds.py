@@ -9,10 +9,10 @@ times the root of the sum of their squares, the *norm*. Cutting always goes towa
 add up instead of evening out: k / 16 steps lose at most k / 16 * 2^-22 * 4 norms. Group sums and
 shares of a tile are added in float32, rounded to nearest: a step each. Then y is rounded once.
 
-Kernels that multiply codes *raw* (csrc/cuda/raw.cuh) lose more. In float16 a raw code is a subnormal
-number, which tensor cores line up like 2^-14, 1024 times its unit: seventeen cuts of half of 2^-24
-of that lose 2^-11 of the row's largest x times the scale for each step, as 2^9 more of a norm would.
-In bfloat16 it is up to 143 where a code minus its zero point is up to 15.
+Kernels that multiply codes *raw* (csrc/cuda/raw.cuh) lose more. In float16 a raw code is a
+subnormal number, which tensor cores line up like 2^-14, 1024 times its unit: seventeen cuts of half
+of 2^-24 of that lose 2^-11 of the row's largest x times the scale for each step, as 2^9 more of a
+norm would. In bfloat16 it is up to 143 where a code minus its zero point is up to 15.
 """
 
 import torch

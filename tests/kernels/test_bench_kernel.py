@@ -16,7 +16,6 @@ import kernel_sweep
 from kernel_layers import compare
 from kernel_peers import PlainWeights, unpack_words
 
-
 F16 = figures.VARIANTS["f16"]
 SMALL = figures.Shape("256x128", 256, 128)
 
