@@ -52,17 +52,17 @@ int token_blocks_for(const ql_linear_params& params, Form kind) {
 
 // The model behind a choice; constants are fitted to sweeps on an H200 (docs/kernel.md).
 constexpr int kInvariantWarpsK = 1;
-constexpr double kReadBytesPerMicrosecond = 32e3;   // per multiprocessor, large layers
-constexpr double kL2BytesPerMicrosecond = 83e3;     // per multiprocessor, weights and x together
-constexpr double kShareBytesPerMicrosecond = 50e3;  // at which one thread block adds up shares
-constexpr double kSplitMicroseconds = 5.2;          // what split tiles take beside that
-constexpr double kTileMicroseconds = 2.3;           // what the end of a tile takes
-constexpr double kOverlapMicroseconds = 0.87;       // of it, hidden by a launch that fits beside
-constexpr double kStartMicroseconds = -0.2;
-constexpr double kIdle = 0.41;
+constexpr double kReadBytesPerMicrosecond = 34.8e3;  // per multiprocessor, large layers
+constexpr double kL2BytesPerMicrosecond = 69.6e3;    // per multiprocessor, weights and x together
+constexpr double kShareBytesPerMicrosecond = 50e3;   // at which one thread block adds up shares
+constexpr double kSplitMicroseconds = 4.1;           // what split tiles take beside that
+constexpr double kTileMicroseconds = 1.72;           // what the end of a tile takes
+constexpr double kOverlapMicroseconds = 1.18;        // of it, hidden by a launch that fits beside
+constexpr double kStartMicroseconds = -0.24;
+constexpr double kIdle = 0.486;
 // Time per step beside the memory's, by rows of a tile.
 constexpr double slowdown(int token_blocks) {
-  return token_blocks == 1 ? 1.03 : token_blocks == 2 ? 1.54 : token_blocks == 4 ? 2.5 : 5.7;
+  return token_blocks == 1 ? 1.3 : token_blocks == 2 ? 1.81 : token_blocks == 4 ? 2.83 : 6.3;
 }
 
 double ceil_divide(double value, double by) {
@@ -162,7 +162,7 @@ bool see_warps(const ql_linear_params& params, const ql_cuda_device& device, boo
 }  // namespace
 
 double overlapping_time(const ql_cuda_device& device, int ctas, double microseconds) {
-  constexpr double kUsed = 0.1, kMost = 41;
+  constexpr double kUsed = 0.21, kMost = 22;
   if (device.major < 9) return microseconds;
   const int64_t slots = (ctas + device.sm_count - 1) / device.sm_count * int64_t{device.sm_count};
   const double idle = 1.0 - static_cast<double>(ctas) / static_cast<double>(slots);

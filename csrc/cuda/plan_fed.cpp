@@ -26,17 +26,20 @@ struct FormTimes {
   double start;  // beside what every form takes
 };
 constexpr FormTimes times_of(int token_blocks) {
-  return token_blocks == 1   ? FormTimes{0.0191, 0.24, 0.8}
-         : token_blocks == 2 ? FormTimes{0.0216, 0.37, 1.2}
-         : token_blocks == 4 ? FormTimes{0.0258, 0.19, 2.5}
-         : token_blocks == 8 ? FormTimes{0.0327, 0.33, 2.9}
-                             : FormTimes{0.0400, 0.40, 2.9};
+  return token_blocks == 1   ? FormTimes{0.0187, 0.22, 1.0}
+         : token_blocks == 2 ? FormTimes{0.0212, 0.21, 2.2}
+         : token_blocks == 4 ? FormTimes{0.0311, 0.11, 3.1}
+         : token_blocks == 8 ? FormTimes{0.0387, 0.23, 3.6}
+                             : FormTimes{0.0480, 0.30, 3.6};
 }
-constexpr double kReadBytes = 4.27e6;   // a microsecond, all together
-constexpr double kL2BytesOfOne = 71e3;  // weights and x, by one multiprocessor
-constexpr double kTileEnd = 2.4;
-constexpr double kShare = 1.3;       // what a cluster takes to add up
-constexpr double kAddBlock = 0.039;  // of 8 rows of an n-block, by a warp
+constexpr double kReadBytes = 4.26e6;   // a microsecond, all together
+constexpr double kFixedShare = 0.22;    // of the rate, that no other multiprocessor can use
+constexpr double kL2BytesOfOne = 73e3;  // weights and x, by one multiprocessor
+constexpr double kName = 0.15;          // what a copying warp needs to name the boxes of a step
+constexpr double kIdle = 0.11;          // for each time that the warps would fit once more
+constexpr double kTileEnd = 2.55;
+constexpr double kShare = 0.83;      // what a cluster takes to add up
+constexpr double kAddBlock = 0.037;  // of 8 rows of an n-block, by a warp
 
 double fed_time(const ql_linear_params& params, const ql_cuda_device& device,
                 const ql_cuda_plan& plan) {
@@ -44,9 +47,9 @@ double fed_time(const ql_linear_params& params, const ql_cuda_device& device,
   const double tiles = static_cast<double>(plan.m_tiles) * plan.n_tiles;
   const double rounds =
       static_cast<double>(divide_up(static_cast<int64_t>(tiles), plan.ctas / plan.cluster));
+  const double per_sm = static_cast<double>(divide_up(plan.ctas, device.sm_count));
   // Of a multiprocessor, whose thread blocks share what it can read and multiply.
-  const double own_steps =
-      rounds * steps / plan.cluster * static_cast<double>(divide_up(plan.ctas, device.sm_count));
+  const double own_steps = rounds * steps / plan.cluster * per_sm;
   const double block_bytes =
       partition::code_bytes(layout::kTileN, params.bits) +
       partition::scale_bytes(layout::kTileN, params.group_size, item_bytes(params.scale_dtype)) +
@@ -54,17 +57,23 @@ double fed_time(const ql_linear_params& params, const ql_cuda_device& device,
   const double step_bytes = plan.tile_blocks * block_bytes;
   const double x_bytes = plan.token_blocks * partition::kTokens * partition::kStepK * 2.0;
   const double blocks = static_cast<double>(padded_n(params)) / layout::kTileN;
-  const double read = blocks * steps * block_bytes / kReadBytes;
+  const double read = (kFixedShare * own_steps * plan.tile_blocks * device.sm_count +
+                       (1 - kFixedShare) * blocks * steps) *
+                      block_bytes / kReadBytes;
   const double through_l2 = own_steps * (step_bytes + x_bytes) / kL2BytesOfOne;
   const FormTimes times = times_of(plan.token_blocks);
   const int computed = plan.warps_n * partition::fed_blocks_per_warp(plan.token_blocks);
   const double turns = rounds * static_cast<double>(divide_up(
                                     divide_up(tile_steps(params), plan.cluster), plan.warps_k));
-  const double compute = own_steps * computed * times.block + turns * times.step;
+  const double most_warps = partition::fed_max_threads(plan.token_blocks) / 32;
+  const double idle = std::max(1.0, most_warps / (plan.warps_n * plan.warps_k * per_sm));
+  const double compute =
+      own_steps * computed * times.block * (1 + kIdle * (idle - 1)) + turns * times.step;
   const double adding = kAddBlock * plan.token_blocks * plan.tile_blocks *
                         (plan.warps_k + (plan.cluster > 1 ? 2 : 0)) / (plan.warps_n * plan.warps_k);
   const double tile_end = kTileEnd + (plan.cluster > 1 ? kShare : 0.0) + adding;
-  const double time = std::max({read, through_l2, compute}) + rounds * tile_end;
+  const double name = rounds * steps / plan.cluster * kName;
+  const double time = std::max({read, through_l2, name, compute}) + rounds * tile_end;
   return times.start + overlapping_time(device, plan.ctas, time);
 }
 
