@@ -41,10 +41,13 @@ typedef struct ql_cuda_plan {
   int32_t ctas;          // thread blocks
   int32_t whole_tiles;   // 1: no tile is split between thread blocks
   int32_t m_tiles, n_tiles;
-  int32_t shared_bytes;     // dynamic shared memory of a thread block
-  int32_t kernel;           // index of the kernel, see ql_cuda_kernel_name()
-  int32_t copy_warp;        // 1: four warps more copy for all, by the copy engine of Hopper;
-                            // left out where rows of x are fp32 or not 16-byte aligned
+  int32_t shared_bytes;  // dynamic shared memory of a thread block
+  int32_t kernel;        // index of the kernel, see ql_cuda_kernel_name()
+  int32_t copy_warp;     // 1: four warps more copy for all, by the copy engine of Hopper;
+                         // left out where rows of x are fp32 or not 16-byte aligned
+  int32_t tile_blocks;  // with copy_warp: blocks of 16 output features of a tile, 4 to 4 * warps_n;
+                        // with warpgroups 1 to warps_n
+  int32_t cluster;      // with copy_warp: thread blocks that share a tile's k, 1 to 8
   int64_t workspace_bytes;  // how much of the workspace this plan uses
 } ql_cuda_plan;
 
@@ -93,6 +96,22 @@ int64_t ql_cuda_workspace_bytes(void);
 
 // y = x * W^T + bias. All pointers of `params` are device memory. m = 0 launches nothing.
 int ql_cuda_linear(const ql_linear_params* params, const ql_cuda_launch* launch);
+
+// `count` products (256 at most) one after the other on one stream: on one x, or each on what one
+// before it wrote. All but the first are launched as with QL_CUDA_DEPENDENT, so their weights are
+// fetched while the one in front still runs. Events of `launch` are recorded before the first and
+// after the last; its plan must be null, `plans` holds one for each, null for the library's own, or
+// is null. The first that cannot be launched ends the chain. Can be captured.
+int ql_cuda_linear_chain(const ql_linear_params* params, const ql_cuda_plan* const* plans,
+                         int count, const ql_cuda_launch* launch);
+
+// The same recorded once, to be launched as one graph as often as wanted: with the pointers, plans
+// and workspace of then, so one launch of it at a time. Workspaces and streams must outlive it. The
+// launch takes device, stream and events.
+int ql_cuda_record_chain(const ql_linear_params* params, const ql_cuda_plan* const* plans,
+                         int count, const ql_cuda_launch* launch, void** chain);
+int ql_cuda_launch_chain(void* chain, const ql_cuda_launch* launch);
+void ql_cuda_free_chain(void* chain);
 
 // out[m, i] = x[m, permutation[i]] on the device; takes device, stream and events of `launch`.
 int ql_cuda_gather(const ql_gather_params* params, const ql_cuda_launch* launch);

@@ -18,6 +18,7 @@ BENCHMARKS = {
     "cpu": ("cpu_op.py", "the CPU operation, against torch's own"),
     "metrics": ("metrics.py", "what metrics, traces and scrapes cost"),
     "kernel": ("kernel.py", "the CUDA kernels, against their floor, cuBLAS and Humming"),
+    "chain": ("chain.py", "the layers of a block as one chain of launches, against reading them"),
     "overload": ("overload.py", "three times what the engine can do: goodput, refusals"),
     "schedule": ("schedule.py", "the scheduler, against FIFO and a fixed window, simulated"),
     "slab": ("slab_fed.py", "the batcher fed from the slab, without gRPC, at 0.2 to 2 x capacity"),

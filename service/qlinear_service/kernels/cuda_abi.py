@@ -77,6 +77,7 @@ class CudaPlan(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("token_blocks", "warpgroups", "warps_n", "warps_k")),
         *((name, ctypes.c_int32) for name in ("stages", "ctas", "whole_tiles", "m_tiles")),
         *((name, ctypes.c_int32) for name in ("n_tiles", "shared_bytes", "kernel", "copy_warp")),
+        *((name, ctypes.c_int32) for name in ("tile_blocks", "cluster")),
         ("workspace_bytes", ctypes.c_int64),
     ]
 
@@ -126,6 +127,7 @@ _LINEAR = ctypes.POINTER(LinearParams)
 _LAUNCH = ctypes.POINTER(CudaLaunch)
 _DEVICE = ctypes.POINTER(CudaDevice)
 _PLAN = ctypes.POINTER(CudaPlan)
+_PLANS = ctypes.POINTER(_PLAN)
 _TIMES = ctypes.POINTER(ctypes.c_double)
 _COUNT = ctypes.POINTER(ctypes.c_int64)
 _ROWS = ctypes.POINTER(CudaRows)
@@ -155,6 +157,13 @@ FUNCTIONS: Functions = {
     **PLANNER_FUNCTIONS,
     "ql_cuda_workspace_bytes": (ctypes.c_int64, ()),
     "ql_cuda_linear": (ctypes.c_int, (_LINEAR, _LAUNCH)),
+    "ql_cuda_linear_chain": (ctypes.c_int, (_LINEAR, _PLANS, ctypes.c_int, _LAUNCH)),
+    "ql_cuda_record_chain": (
+        ctypes.c_int,
+        (_LINEAR, _PLANS, ctypes.c_int, _LAUNCH, ctypes.POINTER(ctypes.c_void_p)),
+    ),
+    "ql_cuda_launch_chain": (ctypes.c_int, (ctypes.c_void_p, _LAUNCH)),
+    "ql_cuda_free_chain": (None, (ctypes.c_void_p,)),
     "ql_cuda_gather": (ctypes.c_int, (ctypes.POINTER(GatherParams), _LAUNCH)),
     "ql_cuda_dequantize": (
         ctypes.c_int,
