@@ -1,8 +1,9 @@
 # The verbs of this repository; CONTRIBUTING.md explains them. Every verb sets up what it needs.
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-all test-gpu lint type proto fmt bench cuda fuzz
+.PHONY: help setup run demo test test-all test-gpu lint type proto fmt bench cuda fuzz chaos
 
 SECONDS ?= 600
+CALLS ?= 20000
 MODEL ?= examples/models/all-MiniLM-L6-v2
 # The first Python that really runs (a shim may not), fits, and can make virtual environments.
 FITS = import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
@@ -37,6 +38,9 @@ test-all: setup ## all tests; SELECT='-m slow' narrows
 fuzz: setup .venv/.installed-dev ## damage checkpoints for SECONDS=600, twice: by structure, by bytes
 	$(PY) tests/fuzz_checkpoints.py --examples 2000 --seconds $(SECONDS)
 	cd $${TMPDIR:-/tmp} && $(CURDIR)/$(PY) $(CURDIR)/tests/fuzz_bytes.py -max_total_time=$(SECONDS)
+
+chaos: setup ## a server under everything that goes wrong: make chaos CALLS=20000 SEED=1
+	$(PY) tests/chaos/run.py --calls $(CALLS) $(if $(SEED),--seed $(SEED))
 
 cuda: .venv/.installed-cuda ## build the GPU kernels for all architectures; what each takes
 	@$(PY) -m qlinear_service.kernels.build --cuda --prebuilt

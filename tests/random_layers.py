@@ -5,7 +5,7 @@ import torch
 from qlinear_service.dtypes import DType
 from qlinear_service.kernels.packing import stored_groups
 from qlinear_service.kernels.torch_types import to_torch
-from qlinear_service.layers import LayerSpec, LogicalLayer
+from qlinear_service.layers import UNQUANTIZED_BITS, LayerSpec, LogicalLayer
 
 
 def random_layer(
@@ -48,4 +48,30 @@ def random_layer(
         zeros=None if symmetric else zeros,
         bias=torch.randn(n, generator=draw).half() if bias else None,
         k_permutation=torch.randperm(k, generator=draw).int() if permuted else None,
+    )
+
+
+def unquantized_layer(
+    *, n: int, k: int, bias: bool = False, model: str = "test", module: str = "layer", seed: int = 0
+) -> LogicalLayer:
+    """Return a float16 layer that stays as it is; torch multiplies with it."""
+    draw = torch.Generator().manual_seed(seed)
+    spec = LayerSpec(
+        model=model,
+        module=module,
+        n=n,
+        k=k,
+        bits=UNQUANTIZED_BITS,
+        group_size=-1,
+        symmetric=True,
+        has_bias=bias,
+        scale_dtype=DType.F16,
+    )
+    return LogicalLayer(
+        spec=spec,
+        codes=torch.randn((k, n), generator=draw).half(),
+        scales=torch.empty(0).half(),
+        zeros=None,
+        bias=torch.randn(n, generator=draw).half() if bias else None,
+        k_permutation=None,
     )

@@ -42,6 +42,7 @@ class WatchedKernels(TorchKernels):
     """Plain torch behind a gate; refuses batches that hold the number 13."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.gate = threading.Event()
         self.gate.set()
         self.entered = threading.Semaphore(0)

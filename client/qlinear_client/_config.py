@@ -71,6 +71,9 @@ def channel_options(receive_bytes: int) -> list[tuple[str, str | int]]:
         # When the server retires a connection, ask DNS again at once; the default of 30 s keeps
         # clients on old replicas.
         ("grpc.dns_min_time_between_resolutions_ms", 10_000),
+        # A server that was away, for as long as it takes to load its models, is found within two or
+        # three seconds of its return. By default the pauses grow to two minutes.
+        ("grpc.max_reconnect_backoff_ms", 2_000),
         # Find out within 40 s, and between calls too, that a peer or a NAT entry is gone.
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),

@@ -160,7 +160,8 @@ class LimitsConfig(Group):
     max_stream_bytes: int = option(
         256 * MIB,
         "Memory for the answers of one stream until its client has read them; beyond it the "
-        "server stops reading the stream. One call always fits.",
+        "server stops reading the stream. One call always fits. Of a connection's unary calls "
+        "beyond it, those for large answers are told to come again.",
         minimum=1024,
         maximum=MOST_MEMORY_BYTES,
     )
@@ -231,7 +232,7 @@ class KernelConfig(Group):
         AUTO, "Device that computes: cpu, cuda:N, or auto: cuda:0 if it can be used, else cpu."
     )
     batch_invariant: bool = option(
-        False, "On a GPU: no bit of a row's result depends on other rows of its batch; slower."
+        False, "No bit of a row's result depends on the other rows of its batch; may be slower."
     )
     cpu_threads: int = computed_option(
         _usable_cores,

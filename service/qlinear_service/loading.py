@@ -84,6 +84,7 @@ class HostPlace:
             cache_dir=config.cache_dir,
             threads=config.cpu_threads,
             torch_only=config.torch_only,
+            batch_invariant=config.batch_invariant,
             stop=stop,
         )
 

@@ -138,8 +138,8 @@ _TABLE: tuple[Family, ...] = (
         "qlinear_rejected_total",
         "counter",
         ("reason",),
-        "Calls refused for load or size: queue_rows, queue_bytes, queue_age, too_large, "
-        "not_serving, other.",
+        "Calls refused for load or size: queue_rows, queue_bytes, queue_age, unread_bytes, "
+        "too_large, not_serving, other.",
     ),
     Family("qlinear_expired_total", "counter", (), "Calls whose deadline passed unanswered."),
     Family("qlinear_cancelled_total", "counter", (), "Calls that their callers took back."),

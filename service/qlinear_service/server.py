@@ -84,6 +84,7 @@ class Server:
         self._servicer = LinearServicer(
             limits=config.limits,
             device=config.kernels.device,
+            batch_invariant=config.kernels.batch_invariant,
             lifecycle=self._lifecycle,
             max_stream_age_seconds=MAX_STREAM_AGE_SECONDS,
         )

@@ -21,6 +21,7 @@ from qlinear_service.kernels import layout
 from qlinear_service.layers import QuantizedLinear
 from qlinear_service.lifecycle import Lifecycle
 from qlinear_service.streaming import CallStream
+from qlinear_service.unread import COUNTED_BYTES, UnreadAnswers
 from qlinear_service.wire import CallFields
 
 __all__ = ["LinearServicer"]
@@ -34,6 +35,7 @@ class LinearServicer:
     Args:
         limits: what one call may hold.
         device: what computes, e.g. "cpu".
+        batch_invariant: whether a row's result does not depend on its company.
         lifecycle: tells streams when to end.
         max_stream_age_seconds: when streams end in any case.
     """
@@ -43,6 +45,7 @@ class LinearServicer:
         *,
         limits: LimitsConfig,
         device: str,
+        batch_invariant: bool,
         lifecycle: Lifecycle,
         max_stream_age_seconds: float,
     ) -> None:
@@ -50,6 +53,8 @@ class LinearServicer:
         self._lifecycle = lifecycle
         self._max_stream_age_seconds = max_stream_age_seconds
         self._device = device
+        self._batch_invariant = batch_invariant
+        self._unread = UnreadAnswers(limits.max_stream_bytes)
         self._serving: Serving | None = None
 
     def attach(self, serving: Serving) -> None:
@@ -62,6 +67,10 @@ class LinearServicer:
         serving = self._ready()
         checked = serving.check(request)
         trace = caller.trace
+        response_bytes = checked.plan.response_bytes
+        connection = str(context.peer()) if response_bytes >= COUNTED_BYTES else None
+        if connection is not None:
+            self._unread.check(connection, response_bytes)
         if checked.plan.rows == 0:
             outcomes = serving.outcomes_of_nothing(checked)
         else:
@@ -71,6 +80,8 @@ class LinearServicer:
                 traceparent=None if trace is None else trace.traceparent,
                 client=caller.client,
             )
+        if connection is not None:
+            self._unread.hold(connection, response_bytes)
         since = arrived if caller.wants_timing else None
         parts = serving.encode(checked, outcomes, timed_since=since, trace=trace)
         return b"".join(parts)
@@ -117,6 +128,7 @@ class LinearServicer:
             max_request_rows=self._limits.max_request_rows,
             max_response_bytes=self._limits.max_response_bytes,
             models=registry.models,
+            batch_invariant=self._batch_invariant,
         )
 
     def _ready(self) -> Serving:

@@ -105,24 +105,30 @@ class LocalTransport:
         client: str = "",
     ) -> list[Outcome]:
         """See `Transport.call`. Cancelling it drops what of the call has not begun to run."""
-        future: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
+        settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        answers: list[Answer] = []
 
         def settle(answer: Answer) -> None:
-            if future.done():
-                return  # cancelled a moment ago
-            if isinstance(answer, list):
-                future.set_result(answer)
-            else:
-                future.set_exception(answer)
+            if not settled.done():  # else cancelled a moment ago
+                answers.append(answer)
+                settled.set_result(None)
 
         carried = self.submit(
             request, deadline=deadline, settle=settle, traceparent=traceparent, client=client
         )
         try:
-            return await future
+            await settled
         except asyncio.CancelledError:
             self.drop(carried)
             raise
+        answer = answers.pop()
+        if isinstance(answer, list):
+            return answer
+        try:
+            raise answer
+        finally:
+            # Not left to the garbage collector: an error names this frame, which must not name it.
+            del answer
 
     def submit(
         self,

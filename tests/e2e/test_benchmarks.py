@@ -46,6 +46,14 @@ def test_service() -> None:
 
 
 @pytest.mark.slow
+def test_invariance() -> None:
+    report = bench("invariance", "--runs", "1", "--features", "256")
+    costs = {(row["way"], row["rows"]): row["cost"] for row in report["invariance"]}
+    # One product for each row, of which a single row has one in any case.
+    assert costs["plain torch", 1024] > 1.5 * costs["plain torch", 1]
+
+
+@pytest.mark.slow
 def test_schedule() -> None:
     report = bench("schedule", "--calls", "400")
     (found,) = report["curves"].values()

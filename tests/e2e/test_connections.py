@@ -1,15 +1,18 @@
 """Connections of a real server: pings, age, probes while it is busy, several event loops."""
 
 import asyncio
+import contextlib
+import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from grpc._cython import cygrpc
-from running_server import K, Running, Start, assert_close
+from running_server import K, Running, Start, assert_close, quick_config
 
-from qlinear_client import AsyncClient, _config
+from qlinear_client import AsyncClient, Unavailable, _config
 from qlinear_service import server as server_module
 from qlinear_service.channel import channel_options
 from qlinear_service.config import LimitsConfig
@@ -126,3 +129,28 @@ async def test_probes_are_answered_while_the_engine_is_stuck_and_calls_pour_in(
     assert not busy.done()
     running.kernels.gate.set()
     await asyncio.gather(busy, *flood)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["stream", "unary"])
+async def test_a_server_that_was_away_for_long_is_soon_found_again(
+    start: Start, transport: str
+) -> None:
+    """After 17 s of gRPC's own pauses, of 1, 1.6, 2.6, 4.1 and 6.6 s, the next one is 10 s."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    x = torch.ones(2, K).half()
+    async with AsyncClient(f"127.0.0.1:{port}", transport=transport, max_retries=0) as client:
+        with pytest.raises(Unavailable):
+            await client.matmul("one/up", x)
+        await asyncio.sleep(17)
+        server = replace(quick_config().server, port=port)
+        running = await start(server_config=server)
+        back = asyncio.get_running_loop().time()
+        while asyncio.get_running_loop().time() < back + 6:
+            with contextlib.suppress(Unavailable):
+                assert_close(await client.matmul("one/up", x), running.expected("one/up", x))
+                return
+            await asyncio.sleep(0.1)
+        raise AssertionError("not found in 6 s")

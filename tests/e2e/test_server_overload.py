@@ -1,6 +1,7 @@
 """Overload, deadlines, cancels and failures: who is told what, and what is never computed."""
 
 import asyncio
+import gc
 import logging
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -12,12 +13,15 @@ import torch
 from running_server import WAIT_SECONDS, K, Running, Start, assert_close, trailers
 from stream_peer import until
 
+from qlinear.v1 import linear_pb2 as pb
 from qlinear_client import AsyncClient, ResourceExhausted, Unavailable
 from qlinear_service.config import LimitsConfig
+from qlinear_service.errors import RequestError
 from qlinear_service.transport import LocalTransport
 
 Code = grpc.StatusCode
 X = torch.ones(2, K).half()
+KEPT_WITH_A_CALL = (RequestError, grpc.aio.AbortError)
 LIMITS = LimitsConfig(
     max_request_bytes=8 * K * 2,
     max_response_bytes=2048,
@@ -57,6 +61,38 @@ async def test_a_call_that_waited_too_long_is_retryable(start: Start) -> None:
     running.kernels.gate.set()
     await busy
     assert running.kernels.rows_seen() == [0]
+
+
+@pytest.mark.parametrize("how", ["full", "too old", "too late", "wrong"])
+async def test_calls_that_are_refused_leave_nothing_to_the_garbage_collector(
+    start: Start, how: str
+) -> None:
+    """Cycles of dead calls made it stop the server for 50 ms a second when the queue was full."""
+    age = 0.05 if how == "too old" else WAIT_SECONDS
+    limits = replace(LIMITS, max_queue_age_seconds=age, max_queue_bytes=1 << 20)
+    running = await start(limits=limits)
+    busy = await running.hold()
+    timeout = 0.02 if how == "too late" else WAIT_SECONDS
+    x = torch.ones(1, K // 2 if how == "wrong" else K).half()
+    sizes = [6, 6] if how == "full" else []
+    waiting = [
+        asyncio.create_task(running.matmul("one/up", torch.ones(size, K).half())) for size in sizes
+    ]
+    await running.until_queued(sum(sizes))
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            assert (await running.refused(running.request("one/up", x), timeout=timeout)).code()
+        await until(lambda: int(running.server._lifecycle.admitted) == 1 + len(waiting))
+        for _ in range(3):
+            await running.stub.GetServerInfo(pb.GetServerInfoRequest())  # gRPC lets go of the last
+        left = [kept for kept in gc.get_objects() if isinstance(kept, KEPT_WITH_A_CALL)]
+    finally:
+        gc.enable()
+    assert not left
+    running.kernels.gate.set()
+    await asyncio.gather(busy, *waiting)
 
 
 async def test_what_missed_its_deadline_is_never_computed(running: Running) -> None:

@@ -50,6 +50,7 @@ FLOORS: list[set[str]] = [
         "transport",
     }
     | {"packed", "packed_metadata", "packed_writer", "checkpoints"},
+    {"unread"},
     {"servicer", "handlers", "engine", "health", "lifecycle", "channel"}
     | {"streaming", "stream_call", "stream_reader", "calls", "statuses"}
     | {"watch", "metrics_server", "probe", "signals", "gpu", "loaded"}

@@ -24,7 +24,7 @@ from qlinear_service.log_values import FORMATS, event
 from qlinear_service.process import tune_process
 from qlinear_service.tracing import Tracer
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "is_a_fault", "run"]
 
 logger = logging.getLogger(__name__)
 
@@ -113,3 +113,12 @@ def _set_up_logging(level: str, form: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(FORMATS[form]())
     logging.basicConfig(level=level.upper(), handlers=[handler])
+    logging.getLogger("grpc._cython.cygrpc").addFilter(is_a_fault)
+
+
+def is_a_fault(record: logging.LogRecord) -> bool:
+    """Say whether what gRPC logs is one: that a client has left before its answer was sent is not.
+
+    It logs that as an error, with a traceback.
+    """
+    return not record.getMessage().startswith("ExecuteBatchError raised in core")

@@ -69,7 +69,10 @@ def _cpu_kernels(config: KernelConfig) -> Iterator[Finding]:
     wanted = State.FAULT if config.device == "cpu" else State.NOTE
     try:
         kernels = load_kernels(
-            cache_dir=config.cache_dir, threads=config.cpu_threads, torch_only=config.torch_only
+            cache_dir=config.cache_dir,
+            threads=config.cpu_threads,
+            torch_only=config.torch_only,
+            batch_invariant=config.batch_invariant,
         )
     except BuildError as error:
         yield Finding(name=name, state=wanted, text=str(error))

@@ -15,9 +15,10 @@ import torch
 
 from qlinear_service.dtypes import DType
 from qlinear_service.errors import BuildError
-from qlinear_service.kernels import build, layout, reference, unquantized
+from qlinear_service.kernels import build, layout, unquantized
 from qlinear_service.kernels.abi import CpuBody, GatherParams, LinearParams
 from qlinear_service.kernels.layer_params import layer_params
+from qlinear_service.kernels.torch_kernels import INVARIANT, SAMPLE_ROWS, TorchKernels
 from qlinear_service.kernels.torch_types import from_torch, to_torch
 from qlinear_service.layers import UNQUANTIZED_BITS, QuantizedLinear
 
@@ -49,9 +50,6 @@ SLAB_ROWS: Mapping[CpuBody, int] = {CpuBody.PLAIN: 8, CpuBody.AVX2: 512}
 """From so many rows on, torch's float32 product of dequantized slabs beats that body; the AVX-512
 bodies are never beaten (measured: docs/performance.md)."""
 
-SAMPLE_ROWS = 13
-"""8 + 4 + 1: every number of rows that a body computes together."""
-
 TWO_CHUNKS_ROWS = 64 + SAMPLE_ROWS
 """kRowChunk of csrc/cpu/linear.cpp, and some more: rows that are prepared in two steps."""
 
@@ -68,6 +66,7 @@ class CpuKernels:
         threads: most OpenMP threads of one call.
         body: which body computes; BEST is the fastest that this processor can run.
         slab_rows: for each body, from how many rows on slabs are dequantized for torch instead.
+        batch_invariant: no bit of a row's result depends on the other rows, so no slabs.
 
     Raises:
         BuildError: the file is no fitting library.
@@ -82,6 +81,7 @@ class CpuKernels:
         threads: int,
         body: CpuBody = CpuBody.BEST,
         slab_rows: Mapping[CpuBody, int] = SLAB_ROWS,
+        batch_invariant: bool = False,
     ) -> None:
         try:
             self._library = ctypes.CDLL(str(library_path))
@@ -92,10 +92,12 @@ class CpuKernels:
         self._status_text = status_text
         self._threads = threads
         self.body = body
-        self._slab_rows = slab_rows
+        self._slab_rows = {} if batch_invariant else slab_rows
+        self._batch_invariant = batch_invariant
         self._known: WeakKeyDictionary[QuantizedLinear, LinearParams] = WeakKeyDictionary()
         names = [f"{self._body_for(bits).name} for {bits} bits" for bits in layout.BITS]
         self.description = f"CPU kernels, {' and '.join(names)}, at most {threads} threads"
+        self.description += INVARIANT * batch_invariant
         found = (
             self._library.ql_layout_version(),
             self._library.ql_linear_params_bytes(),
@@ -124,7 +126,7 @@ class CpuKernels:
         if x.stride(-1) != 1 and x.numel() > 0:
             raise ValueError(f"rows of x must be contiguous; strides are {x.stride()}")
         if not spec.quantized:
-            return unquantized.linear(layer, x, output_dtype)
+            return unquantized.linear(layer, x, output_dtype, row_by_row=self._batch_invariant)
         x = _separate_rows(x)
         if layer.k_permutation is not None:
             x = self.gather(x, layer.k_permutation)
@@ -231,41 +233,12 @@ class CpuKernels:
             raise RuntimeError(f"{operation}: {text} (status {status})")
 
 
-class TorchKernels:
-    """The reference as a working path, for machines without a compiler: right, and slow.
-
-    `instead` says why there are no real kernels, where somebody might want them.
-    """
-
-    name = "torch"
-    description = "plain torch, which dequantizes each layer at each call"
-
-    def __init__(self, instead: str = "") -> None:
-        if instead:
-            self.description = f"{self.description}, instead of kernels: {instead}"
-
-    def path_rows(self, bits: int) -> tuple[int, ...]:
-        """Return row counts that together take every path of `linear` for codes of `bits`."""
-        return (SAMPLE_ROWS,)
-
-    def linear(self, layer: QuantizedLinear, x: torch.Tensor, output_dtype: DType) -> torch.Tensor:
-        """Return y [m, n] of `output_dtype` for x [m, k]."""
-        return reference.linear(layer, x, output_dtype=output_dtype)
-
-    def read(self, buffer: torch.Tensor, *, passes: int, threads: int) -> None:
-        """Read `buffer`, contiguous int64, `passes` times as fast as torch can."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        for _ in range(passes):
-            buffer.sum()
-        torch.set_num_threads(before)
-
-
 def load_kernels(
     *,
     cache_dir: Path,
     threads: int,
     torch_only: bool = False,
+    batch_invariant: bool = False,
     stop: threading.Event | None = None,
 ) -> Kernels:
     """Return the best CPU kernels this machine can have.
@@ -274,6 +247,7 @@ def load_kernels(
         cache_dir: where built libraries are kept.
         threads: most threads of one call.
         torch_only: use plain torch even where a library could be built.
+        batch_invariant: no bit of a row's result may depend on the other rows.
         stop: set when nobody wants the kernels any more.
 
     Raises:
@@ -281,12 +255,12 @@ def load_kernels(
             missing compiler is no error: the torch path answers, and its description says so.
     """
     if torch_only:
-        return TorchKernels()
+        return TorchKernels(batch_invariant=batch_invariant)
     try:
         with build.cpu_library(cache_dir, stop=stop) as library_path:
-            return CpuKernels(library_path, threads=threads)
+            return CpuKernels(library_path, threads=threads, batch_invariant=batch_invariant)
     except build.ToolMissing as error:
-        return TorchKernels(instead=str(error))
+        return TorchKernels(instead=str(error), batch_invariant=batch_invariant)
 
 
 def _separate_rows(x: torch.Tensor) -> torch.Tensor:

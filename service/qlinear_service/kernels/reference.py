@@ -4,6 +4,8 @@ Slow and obvious on purpose. It answers requests only where no kernel library ca
 is what every kernel is compared with in tests and at start.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from qlinear_service.dtypes import DType
@@ -44,6 +46,7 @@ def linear(
     *,
     output_dtype: DType | None = None,
     precision: torch.dtype = torch.float32,
+    multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = lambda x, w: x @ w.T,
 ) -> torch.Tensor:
     """Return y = x W^T + bias.
 
@@ -52,6 +55,7 @@ def linear(
         x: [m, k], float16, bfloat16 or float32; float32 is rounded to the layer's compute dtype.
         output_dtype: dtype of y; None is that of x.
         precision: in which the product is formed; float64 for a yardstick of float32 kernels.
+        multiply: forms it, of x [m, k] and the weight [n, k].
 
     Returns:
         [m, n], rounded once.
@@ -64,7 +68,7 @@ def linear(
         result_dtype = x.dtype
     if output_dtype is not None:
         result_dtype = to_torch(output_dtype)
-    y = x.to(precision) @ dequantize(layer).to(precision).T
+    y = multiply(x.to(precision), dequantize(layer).to(precision))
     if layer.bias is not None:
         y += layer.bias[: spec.n].to(precision)
     return y.to(result_dtype)

@@ -1,0 +1,113 @@
+"""What the batch-invariant mode costs on the CPU: processor time with it over that without.
+
+Each way in which the CPU computes, 4 bits or unquantized, one thread; the mode on and off in turn,
+medians of blocks. A row's result with the mode is compared, bit for bit, before anything is timed.
+"""
+
+import argparse
+import os
+import statistics
+import time
+from typing import Any
+
+import torch
+from cpu_op import timed
+from figures import console, machine, print_facts, print_table, write_json
+from processes import Others
+from random_model import random_layer
+
+from qlinear_service.dtypes import DType
+from qlinear_service.kernels.backends import CpuBody, CpuKernels, Kernels, TorchKernels
+from qlinear_service.kernels.build import build_cpu_library, default_cache_dir
+from qlinear_service.kernels.packing import pack
+from qlinear_service.layers import UNQUANTIZED_BITS, LayerSpec, LogicalLayer, QuantizedLinear
+
+ROWS = (1, 16, 64, 256, 1024)
+UNQUANTIZED = "unquantized"
+TORCH = "plain torch"
+WAYS = ("AVX512_BF16", "AVX512", "AVX2", "PLAIN", TORCH, UNQUANTIZED)
+
+
+def unquantized_layer(features: int) -> QuantizedLinear:
+    """Return a float16 layer that torch multiplies."""
+    spec = LayerSpec(
+        model="bench",
+        module="plain",
+        n=features,
+        k=features,
+        bits=UNQUANTIZED_BITS,
+        group_size=-1,
+        symmetric=True,
+        has_bias=False,
+        scale_dtype=DType.F16,
+    )
+    weight = torch.randn(features, features).half() / features**0.5
+    return pack(LogicalLayer(spec=spec, codes=weight, scales=torch.empty(0).half()))
+
+
+def kernels_of(way: str, *, batch_invariant: bool) -> Kernels:
+    """Return kernels that compute in one of the WAYS."""
+    if way == TORCH:
+        return TorchKernels(batch_invariant=batch_invariant)
+    body = CpuBody.BEST if way == UNQUANTIZED else CpuBody[way]
+    library = build_cpu_library(default_cache_dir())
+    return CpuKernels(library, threads=1, body=body, batch_invariant=batch_invariant)
+
+
+def measure(way: str, layer: QuantizedLinear, rows: int, runs: int) -> dict[str, Any]:
+    """Return the medians of one way and number of rows."""
+    x = torch.randn(rows, layer.spec.k).half()
+    off, on = (kernels_of(way, batch_invariant=is_on) for is_on in (False, True))
+    together = on.linear(layer, x, DType.F16)
+    for row in {0, rows - 1}:
+        assert torch.equal(on.linear(layer, x[row : row + 1], DType.F16)[0], together[row])
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    calls = max(1, 64 // rows)
+    for number in range(runs):
+        for is_on in (True, False) if number % 2 else (False, True):
+            kernels = on if is_on else off
+            block = timed(lambda x, k=kernels: k.linear(layer, x, DType.F16), x, calls)
+            seconds[is_on].append(block.cpu_seconds)
+    medians = {str(is_on).lower(): statistics.median(found) for is_on, found in seconds.items()}
+    return {
+        "way": way,
+        "rows": rows,
+        "cpu_seconds": medians,
+        "cost": medians["true"] / medians["false"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="qlinear bench invariance", description=__doc__)
+    parser.add_argument("--runs", type=int, default=7, help="blocks of each (default: 7)")
+    parser.add_argument("--features", type=int, default=2048, help="k and n (default: 2048)")
+    parser.add_argument("--json", metavar="FILE", help="write all figures as JSON; - is stdout")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    quantized = pack(random_layer("square", args.features, args.features))
+    plain = unquantized_layer(args.features)
+    others, own = Others(), time.process_time()
+    report: dict[str, Any] = {"invariance": []}
+    for way in WAYS:
+        layer = plain if way == UNQUANTIZED else quantized
+        try:
+            report["invariance"] += [measure(way, layer, rows, args.runs) for rows in ROWS]
+        except RuntimeError as error:
+            if "cannot run that body" not in str(error):
+                raise
+    report["others_cores"] = others.cores(time.process_time() - own)
+    report["machine"] = machine()
+    out = console(json_to_stdout=args.json == "-")
+    cells: dict[str, list[str]] = {}
+    for row in report["invariance"]:
+        cells.setdefault(row["way"], []).append(f"{row['cost']:.2f}")
+    title = f"processor time with --batch-invariant over that without; k = n = {args.features}"
+    headings = ["", *(f"M = {rows}" for rows in ROWS)]
+    print_table(out, title, headings, [[way, *costs] for way, costs in cells.items()])
+    print_facts(out, report)
+    write_json(args.json, report)
+
+
+if __name__ == "__main__":
+    main()
