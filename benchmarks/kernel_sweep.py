@@ -57,7 +57,10 @@ def candidates(
             all ways to arrange warps that copy for themselves; some of those no kernel can run: the
             library knows, and refuses.
     """
-    found = [own] + [plan | {"stages": s} for plan in weighed for s in (plan["stages"], *STAGES)]
+    found = [own]
+    for plan in weighed:
+        chosen = {name: plan[name] for name in FIELDS}
+        found += [chosen | {"stages": stages} for stages in (plan["stages"], *STAGES)]
     forms = itertools.product(_token_blocks(cell.m), WARPS_N, WARPS_K)
     for token_blocks, warps_n, warps_k in forms:
         if warps_n * warps_k not in WARPS:

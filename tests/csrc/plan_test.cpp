@@ -154,6 +154,15 @@ int most_threads(const ql_cuda_plan& plan) {
                              : partition::max_threads(plan.token_blocks);
 }
 
+// Registers of a thread block at its start, which every thread gets as many of as the largest block
+// could have, in eights; the kernels of the form alone take as many threads as they have room for.
+int registers_of(const ql_cuda_plan& plan) {
+  const int threads = plan.warps_n * plan.warps_k * 32;
+  if (plan.copy_warp == 0) return threads * (65536 / most_threads(plan));
+  const int each = 65536 / partition::fed_bound(plan.token_blocks) / 8 * 8;
+  return (threads + partition::kCopyThreads) * each;
+}
+
 // Every step of every tile is somebody's, and every warp has one: of the form alone by its stripes,
 // of the fed forms by whole tiles whose k the thread blocks of a cluster share.
 bool work_fits(const ql_linear_params& params, const ql_cuda_plan& plan) {
@@ -178,9 +187,9 @@ void check_plan(Sections& sections, const ql_linear_params& params, const ql_cud
   const auto check = [&](Section& section, bool holds) {
     section.check(holds, "%s", holds ? "" : text().c_str());
   };
-  // All thread blocks are resident at once: their threads and shared memory fit side by side.
+  // All thread blocks are resident at once: their registers and shared memory fit side by side.
   const int per_sm = (plan.ctas + device.sm_count - 1) / device.sm_count;
-  const bool resident = per_sm * plan.warps_n * plan.warps_k * 32 <= most_threads(plan) &&
+  const bool resident = per_sm * registers_of(plan) <= 65536 &&
                         per_sm * (plan.shared_bytes + 1024) <= device.shared_bytes_per_sm;
   check(sections.runnable, fault == nullptr && resident);
   check(sections.memory, plan.shared_bytes == shared_bytes_of(params, plan) &&

@@ -86,7 +86,9 @@ def test_every_field_lies_where_the_compiler_puts_it(tmp_path: Path) -> None:
 def test_every_function_is_declared_with_as_many_arguments() -> None:
     text = without_comments(HEADER)
     found = re.findall(r"^(\w[\w \*]*?)\s*\b(ql_\w+)\(([^)]*)\);", text, re.MULTILINE)
-    results = {"int": ctypes.c_int, "int64_t": ctypes.c_int64, "const char*": ctypes.c_char_p}
+    results = {
+        "int": ctypes.c_int, "int64_t": ctypes.c_int64, "const char*": ctypes.c_char_p, "void": None
+    }  # fmt: skip
     declared = {
         name: (results[result], 0 if words.strip() == "void" else words.count(",") + 1)
         for result, name, words in found
