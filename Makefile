@@ -69,11 +69,16 @@ proto: .venv/.installed-dev ## regenerate the protocol modules; refuses breaking
 		--pyi_out=. --grpc_python_out=. --mypy_grpc_out=. qlinear/v1/linear.proto
 	.venv/bin/buf build proto --exclude-source-info -o proto/qlinear/v1/linear.binpb
 
-.PHONY: prometheus dashboard
+.PHONY: prometheus dashboard browser picture
 prometheus: .venv/.installed-prometheus ## Debian's Prometheus into .venv, for the tests of deploy/; needs no root
 
 dashboard: .venv/.installed-dev ## regenerate the Grafana dashboard of deploy/grafana
 	$(PY) deploy/grafana/build_dashboard.py
+
+browser: .venv/.installed-browser ## Chromium (Debian's, as root) and what drives it, for the tests of the page
+
+picture: browser ## renew docs/page-light.png and docs/page-dark.png from a server under load
+	$(PY) tests/page_pictures.py
 
 # torch first and alone, so that pip picks a small CPU build where one is offered.
 .venv/.installed: pyproject.toml constraints.txt
@@ -95,4 +100,11 @@ dashboard: .venv/.installed-dev ## regenerate the Grafana dashboard of deploy/gr
 .venv/.installed-prometheus: | .venv/.installed
 	@{ prometheus --version && promtool --version; } >/dev/null 2>&1 || { cd .venv && \
 		apt-get download prometheus && dpkg -x prometheus_*.deb prometheus && rm prometheus_*.deb; }
+	@touch $@
+
+# Playwright's own browsers are not downloaded: any Chromium on the machine will do.
+.venv/.installed-browser: | .venv/.installed
+	$(PIP) -c constraints.txt -e '.[server,test,browser]'
+	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null || { \
+		apt-get -q update && apt-get -qy --no-install-recommends install chromium fonts-dejavu-core; }
 	@touch $@

@@ -45,11 +45,13 @@ def matmul_request(layer: str, rows: int, k: int) -> pb.MatMulRequest:
     )
 
 
-async def unary(stub: Any, request: pb.MatMulRequest, *, in_flight: int, seconds: float) -> Loop:
+async def unary(
+    stub: Any, request: pb.MatMulRequest, *, in_flight: int, seconds: float, metadata: Any = ()
+) -> Loop:
     """Call MatMul from `in_flight` callers that wait."""
 
     async def call() -> None:
-        response = await stub.MatMul(request, timeout=CALL_SECONDS)
+        response = await stub.MatMul(request, timeout=CALL_SECONDS, metadata=metadata)
         assert response.y
 
     return await _callers(call, in_flight, seconds)
@@ -89,7 +91,14 @@ async def serves_stream(stub: Any) -> bool:
     return bool(code is grpc.StatusCode.OK)
 
 
-async def stream(stub: Any, request: pb.MatMulRequest, *, in_flight: int, seconds: float) -> Loop:
+async def stream(
+    stub: Any,
+    request: pb.MatMulRequest,
+    *,
+    in_flight: int,
+    seconds: float,
+    traceparent: str = "",
+) -> Loop:
     """Keep `in_flight` calls on one MatMulStream: each answer is followed by the next call."""
     loop = Loop()
     begun: dict[int, float] = {}
@@ -98,7 +107,8 @@ async def stream(stub: Any, request: pb.MatMulRequest, *, in_flight: int, second
 
     async def send(number: int) -> None:
         begun[number] = time.perf_counter()
-        await call.write(pb.StreamRequest(request_id=number, call=request))
+        message = pb.StreamRequest(request_id=number, call=request, traceparent=traceparent)
+        await call.write(message)
 
     for number in range(1, in_flight + 1):
         await send(number)

@@ -35,25 +35,25 @@ INTERRUPTED = 130  # what shells report for a program that Ctrl-C ended
 
 
 @contextlib.contextmanager
-def library_of(options: Options) -> Iterator[Path]:
+def library_of(named: Path | None) -> Iterator[Path]:
     """Yield our library: the one that was named, or one for the GPUs of this machine.
 
     Raises:
         BuildError: there is none and it cannot be built, or there is no such file.
     """
-    if options.library_file is not None:
-        if not options.library_file.is_file():
-            raise BuildError(f"--library {options.library_file}: there is no such file")
-        yield options.library_file.resolve()
+    if named is not None:
+        if not named.is_file():
+            raise BuildError(f"--library {named}: there is no such file")
+        yield named.resolve()
         return
     with cuda_library(default_cache_dir(), chosen_architectures(["native"])) as path:
         yield path
 
 
-def commit_of(options: Options) -> str:
+def commit_of(told: str | None) -> str:
     """Return the commit that is measured, as told or as git says."""
-    if options.commit is not None:
-        return options.commit
+    if told is not None:
+        return told
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
@@ -83,13 +83,13 @@ def run(options: Options, words: list[str]) -> int:
     started = time.monotonic()
     facts: dict[str, Any] = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit_of(options),
+        "commit": commit_of(options.commit),
         "command": " ".join(["kernel.py", *words]),
         "python": platform.python_version(),
         "replays": options.replays,
         "fill_mib": FILL_BYTES >> 20,
     }
-    with library_of(options) as library:  # building does not count
+    with library_of(options.library_file) as library:  # building does not count
         code, journal = watched(__file__, words, library, options.budget_seconds)
     if code == USAGE:
         return code

@@ -18,6 +18,7 @@ Call = Callable[[], object]
 """Starts one piece of work on the current stream."""
 
 WARMUPS = 3
+SPIN_BYTES = 256 << 20
 SPIN_SECONDS = 0.3
 QUERIED = (
     "name,driver_version,pstate,clocks.sm,clocks.mem,clocks.max.sm,power.draw,power.limit,"
@@ -45,7 +46,7 @@ class Gpu:
         self._start = torch.cuda.Event(enable_timing=True)
         self._stop = torch.cuda.Event(enable_timing=True)
         self._pools: dict[str, torch.Tensor] = {}
-        self._square: torch.Tensor | None = None
+        self._moved: torch.Tensor | None = None
         torch.manual_seed(0)
 
     def copies(self, kind: str, bytes_each: int, count: int) -> list[torch.Tensor]:
@@ -123,12 +124,16 @@ class Gpu:
         return times
 
     def spin_up(self, seconds: float = SPIN_SECONDS) -> None:
-        """Keep the GPU busy until its clocks have risen."""
-        if self._square is None:
-            self._square = torch.randn((4096, 4096), device=self.device, dtype=torch.float16)
+        """Keep the GPU busy until its clocks have risen.
+
+        By moving memory: large products draw so much power that the clocks fall again (H200: from
+        1980 to 1600 MHz), and what is measured next would be measured so.
+        """
+        if self._moved is None:
+            self._moved = torch.zeros(SPIN_BYTES, device=self.device, dtype=torch.uint8)
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            torch.mm(self._square, self._square)
+            self._moved.add_(1)
             self.stream.synchronize()
 
     def is_lost(self) -> bool:

@@ -161,6 +161,11 @@ class Ours:
             self._tuned = TunedPlans(tables, Planner(library.functions), library.device, flags)
         self._gpu, self.library = gpu, library
 
+    def weighed(self, params: LinearParams) -> list[CudaPlan]:
+        """Return the plans that the planner weighs for a problem."""
+        found = Planner(self.library.functions).candidates(params, self.library.device, self.flags)
+        return [candidate.plan for candidate in found]
+
     def prepare(
         self, cell: Cell, x: torch.Tensor, y: torch.Tensor, plan: CudaPlan | None = None
     ) -> Prepared:

@@ -6,7 +6,7 @@ time; then those close to the best, checked and timed like every other figure.
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -18,23 +18,20 @@ from kernel_options import Options
 from kernel_ours import LibraryError, Ours, plan_values
 
 from qlinear_service.kernels import layout
-from qlinear_service.kernels.cuda_abi import CudaPlan, Status
-from qlinear_service.kernels.plan_values import GEOMETRY
+from qlinear_service.kernels.cuda_abi import Status
+from qlinear_service.kernels.plan_values import GEOMETRY, plan_of, plan_text
 from qlinear_service.kernels.torch_types import to_torch
 
 FIELDS = GEOMETRY
 """What a candidate sets; the library derives the rest."""
-TOKEN_BLOCKS = (1, 2, 4, 8, 16)
-FORMS = ((0, 0), (0, 1), (1, 1))
-"""Warps that copy for themselves, warps that are fed, warpgroups that are fed."""
+TOKEN_BLOCKS = (1, 2, 4, 8)
 WARPS_N = (1, 2, 4, 8)
 WARPS_K = (1, 2, 3, 4, 6, 8, 12, 16)
 WARPS = range(2, 17)
 STAGES = (2, 3, 4, 6)
 CTAS_PER_SM = (1, 2, 3, 4)
 ROWS_PER_BLOCK, STEP_K = 8, 128
-COLUMNS_PER_WARP = (16, 32)
-"""Which of them depends on the kernel: thread blocks are tried that fit either."""
+COLUMNS_PER_WARP = 32
 
 SHORT_BYTES, SHORT_REPLAYS = 192 * MIB, 3
 """A short graph still reads three times what the L2 cache holds."""
@@ -47,29 +44,38 @@ REFUSED = (Status.BAD_PLAN, Status.WORKSPACE)
 Values = dict[str, int]
 
 
-def candidates(own: Values, cell: Cell, sm_count: int) -> list[Values]:
+def candidates(
+    own: Values, cell: Cell, sm_count: int, weighed: Iterable[Values] = ()
+) -> list[Values]:
     """Return plans to try, those that differ least from the library's own first.
 
-    Some of them no kernel can run: the library knows, and refuses.
+    Args:
+        own: the library's own.
+        cell: layer and rows.
+        sm_count: multiprocessors.
+        weighed: plans that the planner weighs. They are tried with every ring. Beside them stand
+            all ways to arrange warps that copy for themselves; some of those no kernel can run: the
+            library knows, and refuses.
     """
     found = [own]
-    forms = itertools.product(_token_blocks(cell.m), FORMS, WARPS_N, WARPS_K)
-    for token_blocks, (warpgroups, copy_warp), warps_n, warps_k in forms:
+    for plan in weighed:
+        chosen = {name: plan[name] for name in FIELDS}
+        found += [chosen | {"stages": stages} for stages in (plan["stages"], *STAGES)]
+    forms = itertools.product(_token_blocks(cell.m), WARPS_N, WARPS_K)
+    for token_blocks, warps_n, warps_k in forms:
         if warps_n * warps_k not in WARPS:
             continue
         cuts = _cuts(cell, token_blocks, warps_n, sm_count)
         for stages, (ctas, whole_tiles) in itertools.product(STAGES, cuts):
             plan = {
                 "token_blocks": token_blocks,
-                "warpgroups": warpgroups,
-                "copy_warp": copy_warp,
                 "warps_n": warps_n,
                 "warps_k": warps_k,
                 "stages": stages,
                 "ctas": ctas,
                 "whole_tiles": whole_tiles,
             }
-            found.append({name: plan.get(name, own[name]) for name in FIELDS})
+            found.append({name: plan.get(name, 0) for name in FIELDS})
     unique = {tuple(plan[name] for name in FIELDS): plan for plan in found}
     return sorted(unique.values(), key=lambda plan: sum(plan[f] != own[f] for f in FIELDS))
 
@@ -86,28 +92,11 @@ def _cuts(cell: Cell, token_blocks: int, warps_n: int, sm_count: int) -> list[tu
     n = layout.round_up(cell.shape.n, layout.PAD_N)
     steps = layout.round_up(cell.shape.k, layout.PAD_K) // STEP_K
     found = set()
-    for columns in COLUMNS_PER_WARP:
-        tiles = -(-cell.m // (token_blocks * ROWS_PER_BLOCK)) * -(-n // (columns * warps_n))
-        for ctas in (sm_count * each for each in CTAS_PER_SM):
-            found |= {(min(tiles, ctas), 1), (min(tiles * steps, ctas), 0)}
-        found.add((tiles, 1))
+    tiles = -(-cell.m // (token_blocks * ROWS_PER_BLOCK)) * -(-n // (COLUMNS_PER_WARP * warps_n))
+    for ctas in (sm_count * each for each in CTAS_PER_SM):
+        found |= {(min(tiles, ctas), 1), (min(tiles * steps, ctas), 0)}
+    found.add((tiles, 1))
     return sorted(found)
-
-
-def plan_of(values: Values) -> CudaPlan:
-    """Return a plan with these fields."""
-    return CudaPlan(**{name: values[name] for name in FIELDS})
-
-
-def plan_text(values: Values) -> str:
-    """Return a plan as people write it."""
-    cut = "whole" if values["whole_tiles"] else "split"
-    return (
-        f"rows {values['token_blocks'] * ROWS_PER_BLOCK} warps {values['warps_n']}x"
-        f"{values['warps_k']} stages {values['stages']} ctas {values['ctas']} {cut}"
-        + " fed" * bool(values.get("copy_warp"))
-        + " warpgroups" * bool(values.get("warpgroups"))
-    )
 
 
 class Sweep:
@@ -205,7 +194,8 @@ def sweep_cell(
     journal.begin(f"{cell.key}/set-up")
     sweep = Sweep(cell, gpu, ours, journal, failed)
     own = {name: sweep.own[name] for name in FIELDS}
-    plans = candidates(own, cell, ours.library.device.sm_count)
+    weighed = [plan_values(plan) for plan in ours.weighed(sweep.params[0])]
+    plans = candidates(own, cell, ours.library.device.sm_count, weighed)
     first = sweep.first_pass(plans, options.sweep_seconds)
     limit = first[0][0] * CLOSE if first else 0.0
     close = [values for taken, values in first if taken <= limit][:FINALISTS]

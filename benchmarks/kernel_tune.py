@@ -63,7 +63,7 @@ def run(options: TuneOptions, words: list[str]) -> int:
         QlinearError: there is no library, or the table cannot be written.
     """
     old_table(options.write)  # before minutes are spent: a file that is no table is not replaced
-    with library_of(options) as library:  # building does not count
+    with library_of(options.library_file) as library:  # building does not count
         code, journal = watched(__file__, words, library, options.budget_seconds)
         sources = library_sources(library)
     if code == USAGE:
@@ -92,7 +92,7 @@ def finish(
             list(found.values()),
             facts,
             library=sources,
-            commit=commit_of(options),
+            commit=commit_of(options.commit),
             command=" ".join([PROG, *words]),
         )
         report["run"] = asdict(made)

@@ -24,6 +24,8 @@ class ServerProcess:
 
     pid: int
     target: str
+    metrics: str = ""
+    """Address of its metrics port, if it has told one."""
 
     def cpu_seconds(self) -> float:
         """User and system time of all threads since its start, in ticks of 10 ms."""
@@ -67,9 +69,12 @@ def started(words: Sequence[str], cores: set[int]) -> Iterator[ServerProcess]:
             )
         stack.callback(_stop, process)
         assert process.stdout is not None
+        metrics = ""
         for line in process.stdout:
+            if line.startswith("metrics on "):
+                metrics = line.split()[-1]
             if line.startswith("ready on "):
-                yield ServerProcess(process.pid, line.split()[-1])
+                yield ServerProcess(process.pid, line.split()[-1], metrics)
                 return
         log.seek(0)
         raise SystemExit(f"{' '.join(words)} did not start:\n{log.read()}")

@@ -4,37 +4,37 @@ One layer, one row a request. Capacity is that of the measured cost curve: the s
 cost. Also what a lone request takes beyond its kernel, from its row in the slab to its result.
 Requests come from this very process, so a capacity of more than about 100,000 rows a second is
 offered as far as Python can: the table says what was. It spins, and wants a core for itself.
+On a GPU first both ways across the bus for batches of 1 to 1024 rows, of each of --shapes.
 """
 
 import argparse
 import asyncio
 import itertools
 import statistics
-import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
-from figures import console, machine, print_facts, print_table, write_json
+from figures import console, machine, print_facts, write_json
 from processes import Others
+from slab_place import layer_of, load, place_of
+from slab_report import print_loads, print_ways
+from slab_ways import ROWS, compare
 
 from qlinear_service.batcher import Batcher
 from qlinear_service.batching import BatchKey, WorkItem, WorkQueue
-from qlinear_service.config import KernelConfig, ServiceConfig
-from qlinear_service.curves import HostStepper, measure_curves
+from qlinear_service.config import TRANSFERS, KernelConfig, ServiceConfig
 from qlinear_service.dtypes import DType
 from qlinear_service.engine import WorkerThread
 from qlinear_service.errors import Overloaded
-from qlinear_service.gpu.loading import GpuPlace
-from qlinear_service.gpu.made_up import made_up_layer
-from qlinear_service.gpu.stepper import DeviceStepper
-from qlinear_service.layers import LayerRegistry
 from qlinear_service.loaded import Loaded
-from qlinear_service.loading import HostPlace
+from qlinear_service.process import collect_rarely
 from qlinear_service.results import Answer, BatchResult
 from qlinear_service.runners import new_runner, paces_of
 from qlinear_service.slots import Slab
 
+SHAPES = ("4096x28672", "4096x4096", "14336x4096", "8192x8192")
 LOADS = (0.2, 0.5, 0.8, 1.0, 1.5, 2.0)
 SLAB_BYTES = 1 << 30
 LONE_CALLS = 300
@@ -49,12 +49,14 @@ class _NoMetrics:
 class Feed:
     """A batcher over a real engine, and requests that are put into its slab."""
 
-    def __init__(self, loaded: Loaded, k: int) -> None:
+    def __init__(self, loaded: Loaded, transfers: str) -> None:
         self.slab = Slab(capacity_bytes=SLAB_BYTES, largest_bytes=1 << 20)
         self.worker = WorkerThread("engine")
-        config = ServiceConfig()
+        config = ServiceConfig(kernels=KernelConfig(transfers=transfers))
         self.runner = new_runner(loaded, config, self.slab, self.worker)
         (layer,) = loaded.registry
+        k = layer.spec.k
+        self.slot_bytes = 2 * max(k, layer.spec.n)
         self.key = BatchKey(layer.spec.name, DType.F16, DType.F16)
         self.row = memoryview(torch.randn(k).half().numpy()).cast("B")
         self.numbers = itertools.count(1)
@@ -74,6 +76,9 @@ class Feed:
             clock=self.loop.time,
             metrics=_NoMetrics(),  # type: ignore[arg-type]
             most_running=self.runner.most_in_flight,
+            run_lone=self._run_lone,
+            is_lone=self.runner.is_lone,
+            most_chained=self.runner.most_chained,
         )
         self.task = asyncio.create_task(self.batcher.run())
 
@@ -81,32 +86,44 @@ class Feed:
         self.batch_rows.append(batch.rows)
         return await self.runner.run(batch)
 
+    async def _run_lone(self, batch: Any) -> BatchResult:
+        self.batch_rows.append(batch.rows)
+        return await self.runner.run_lone(batch)
+
     def send(self, settle: Any) -> None:
         """Put one row into the slab and queue it."""
-        slot = self.slab.acquire(len(self.row))
+        self.batcher.submit([self.item()], settle)
+
+    def item(self) -> WorkItem:
+        """Put one row into the slab."""
+        slot = self.slab.acquire(self.slot_bytes)
         self.slab.view(slot)[: len(self.row)] = self.row
-        item = WorkItem(
+        return WorkItem(
             sequence=next(self.numbers), key=self.key, rows=1, slot=slot, nbytes=len(self.row),
             enqueued_at=self.loop.time(),
         )  # fmt: skip
-        self.batcher.submit([item], settle)
 
     async def lone(self) -> dict[str, float]:
-        """Return what one request at a time takes, medians."""
-        totals, added = [], []
+        """Return what one request at a time takes, from its row in the slab on, medians.
+
+        To its result, and to the turn of whoever waits for it.
+        """
+        totals, added, told = [], [], []
         for _ in range(LONE_CALLS):
-            done: asyncio.Future[Answer] = self.loop.create_future()
+            done: asyncio.Future[tuple[Answer, int]] = self.loop.create_future()
+            item = self.item()
             begun = time.perf_counter_ns()
-            self.send(done.set_result)
-            answer = await done
-            total = time.perf_counter_ns() - begun
-            assert isinstance(answer, list), answer
-            totals.append(total / 1e9)
-            added.append((total - answer[0].kernel_nanoseconds) / 1e9)
-        return {
-            "total_seconds": statistics.median(totals),
-            "added_seconds": statistics.median(added),
-        }
+            self.batcher.submit(
+                [item], lambda answer, to=done: to.set_result((answer, time.perf_counter_ns()))
+            )
+            answer, settled = await done
+            told.append((time.perf_counter_ns() - begun) / 1e9)
+            if not isinstance(answer, list):
+                raise answer
+            totals.append((settled - begun) / 1e9)
+            added.append((settled - begun - answer[0].kernel_nanoseconds) / 1e9)
+        figures = {"total": totals, "added": added, "told": told}
+        return {f"{name}_seconds": statistics.median(found) for name, found in figures.items()}
 
     async def offer(self, rate: float, seconds: float) -> dict[str, float]:
         """Offer `rate` requests a second for so long, and wait for those that were let in."""
@@ -147,26 +164,10 @@ class Feed:
         self.worker.stop(5)
 
 
-def load(args: argparse.Namespace) -> Loaded:
-    """Return one made-up layer on the device, and its curve."""
-    config, stop = KernelConfig(device=args.device), threading.Event()
-    place = (HostPlace if args.device == "cpu" else GpuPlace)(config, stop)
-    layer = made_up_layer(
-        n=args.n, k=args.k, bits=4, group_size=128, symmetric=True, scale_dtype=DType.F16,
-        device=torch.device(args.device),
-    )  # fmt: skip
-    stepper = HostStepper(place.kernels) if place.device is None else DeviceStepper(place.device)
-    shape = layer.spec.shape
-    curves = measure_curves(stepper, {shape: [layer]}, most_seconds=10, stop=stop)
-    return Loaded(
-        registry=LayerRegistry([layer]), kernels=place.kernels, gpu=place.device, curves=curves
-    )
-
-
-async def measure(loaded: Loaded, args: argparse.Namespace) -> dict[str, Any]:
-    """Return all figures."""
+async def measure(loaded: Loaded, args: argparse.Namespace, transfers: str) -> dict[str, Any]:
+    """Return all figures of one way."""
     (curve,) = loaded.curves.values()
-    feed = Feed(loaded, args.k)
+    feed = Feed(loaded, transfers)
     await feed.lone()
     lone = await feed.lone()
     capacity = curve.capacity_rows_per_second
@@ -175,6 +176,7 @@ async def measure(loaded: Loaded, args: argparse.Namespace) -> dict[str, Any]:
     ]
     await feed.close()
     return {
+        "transfers": transfers,
         "sweet_spot_rows": curve.sweet_spot_rows,
         "capacity_rows_per_second": capacity,
         "costs": dict(zip(curve.rows, curve.costs, strict=True)),
@@ -183,34 +185,53 @@ async def measure(loaded: Loaded, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def parser() -> argparse.ArgumentParser:
+    """Return what reads the command line."""
+    made = argparse.ArgumentParser(prog="qlinear bench slab", description=__doc__)
+    made.add_argument("--device", default="cpu", help="cpu or cuda:N [cpu]")
+    made.add_argument("--k", type=int, default=4096, help="input features [4096]")
+    made.add_argument("--n", type=int, default=28672, help="output features [28672]")
+    made.add_argument("--seconds", type=float, default=3.0, help="of each load [3]")
+    made.add_argument("--loads", type=float, nargs="+", default=LOADS, help="x capacity")
+    made.add_argument(
+        "--transfers", nargs="+", choices=TRANSFERS, default=TRANSFERS, help="ways to feed it [all]"
+    )
+    made.add_argument(
+        "--shapes",
+        nargs="*",
+        default=SHAPES,
+        metavar="KxN",
+        help="to compare ways with [%(default)s]",
+    )
+    made.add_argument(
+        "--rows", type=int, nargs="+", default=ROWS, help="of batches to compare ways with"
+    )
+    made.add_argument("--library", type=Path, metavar="FILE", help="GPU kernels, built elsewhere")
+    made.add_argument("--json", metavar="FILE", help="write all figures as JSON; - is stdout")
+    return made
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="qlinear bench slab", description=__doc__)
-    parser.add_argument("--device", default="cpu", help="cpu or cuda:N [cpu]")
-    parser.add_argument("--k", type=int, default=4096, help="input features [4096]")
-    parser.add_argument("--n", type=int, default=28672, help="output features [28672]")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each load [3]")
-    parser.add_argument("--loads", type=float, nargs="+", default=LOADS, help="x capacity")
-    parser.add_argument("--json", metavar="FILE", help="write all figures as JSON; - is stdout")
-    args = parser.parse_args()
+    args = parser().parse_args()
     others, own = Others(), time.process_time()
-    report: dict[str, Any] = {"slab": asyncio.run(measure(load(args), args))}
+    place = place_of(args.device, args.library)
+    collect_rarely()  # as the server does
+    report: dict[str, Any] = {"ways": {}, "slab": []}
+    if place.device is not None:
+        for shape in args.shapes:
+            k, n = map(int, shape.split("x"))
+            layer = layer_of(args.device, k, n)
+            report["ways"][shape] = compare(place.device, layer, args.rows, place.probe())
+    for transfers in args.transfers if place.device is not None else ("auto",):
+        loaded = load(place, args.device, args.k, args.n, transfers)
+        report["slab"].append(asyncio.run(measure(loaded, args, transfers)))
     report["others_cores"] = others.cores(time.process_time() - own)
     report["machine"] = machine()
-    out, found = console(json_to_stdout=args.json == "-"), report["slab"]
-    title = f"{args.k} x {args.n} on {args.device}: sweet spot {found['sweet_spot_rows']} rows, "
-    title += f"capacity {found['capacity_rows_per_second']:,.0f} rows/s; a lone request takes "
-    title += f"{found['lone']['total_seconds'] * 1e6:.0f} µs, "
-    title += f"{found['lone']['added_seconds'] * 1e6:.0f} beyond its kernel"
-    rows = [
-        [
-            f"{row['load']:g} x",
-            *(f"{row[name]:,.0f}" for name in ("asked", "offered", "answered", "refused")),
-            f"{row['rows_per_batch']:.1f}",
-        ]
-        for row in found["loads"]
-    ]
-    names = ["load", "asked", "offered", "answered", "refused", "rows/batch"]
-    print_table(out, title, names, rows)
+    out = console(json_to_stdout=args.json == "-")
+    for shape, figures in report["ways"].items():
+        print_ways(out, shape, figures)
+    for found in report["slab"]:
+        print_loads(out, f"{args.k} x {args.n} on {args.device}", found)
     print_facts(out, report)
     write_json(args.json, report)
 

@@ -41,10 +41,13 @@ typedef struct ql_cuda_plan {
   int32_t ctas;          // thread blocks
   int32_t whole_tiles;   // 1: no tile is split between thread blocks
   int32_t m_tiles, n_tiles;
-  int32_t shared_bytes;     // dynamic shared memory of a thread block
-  int32_t kernel;           // index of the kernel, see ql_cuda_kernel_name()
-  int32_t copy_warp;        // 1: four warps more copy for all, by the copy engine of Hopper;
-                            // left out where rows of x are fp32 or not 16-byte aligned
+  int32_t shared_bytes;  // dynamic shared memory of a thread block
+  int32_t kernel;        // index of the kernel, see ql_cuda_kernel_name()
+  int32_t copy_warp;     // 1: four warps more copy for all, by the copy engine of Hopper;
+                         // left out where rows of x are fp32 or not 16-byte aligned
+  int32_t tile_blocks;  // with copy_warp: blocks of 16 output features of a tile, 4 to 4 * warps_n;
+                        // with warpgroups 1 to warps_n
+  int32_t cluster;      // with copy_warp: thread blocks that share a tile's k, 1 to 8
   int64_t workspace_bytes;  // how much of the workspace this plan uses
 } ql_cuda_plan;
 
@@ -94,6 +97,22 @@ int64_t ql_cuda_workspace_bytes(void);
 // y = x * W^T + bias. All pointers of `params` are device memory. m = 0 launches nothing.
 int ql_cuda_linear(const ql_linear_params* params, const ql_cuda_launch* launch);
 
+// `count` products (256 at most) one after the other on one stream: on one x, or each on what one
+// before it wrote. All but the first are launched as with QL_CUDA_DEPENDENT, so their weights are
+// fetched while the one in front still runs. Events of `launch` are recorded before the first and
+// after the last; its plan must be null, `plans` holds one for each, null for the library's own, or
+// is null. The first that cannot be launched ends the chain. Can be captured.
+int ql_cuda_linear_chain(const ql_linear_params* params, const ql_cuda_plan* const* plans,
+                         int count, const ql_cuda_launch* launch);
+
+// The same recorded once, to be launched as one graph as often as wanted: with the pointers, plans
+// and workspace of then, so one launch of it at a time. Workspaces and streams must outlive it. The
+// launch takes device, stream and events.
+int ql_cuda_record_chain(const ql_linear_params* params, const ql_cuda_plan* const* plans,
+                         int count, const ql_cuda_launch* launch, void** chain);
+int ql_cuda_launch_chain(void* chain, const ql_cuda_launch* launch);
+void ql_cuda_free_chain(void* chain);
+
 // out[m, i] = x[m, permutation[i]] on the device; takes device, stream and events of `launch`.
 int ql_cuda_gather(const ql_gather_params* params, const ql_cuda_launch* launch);
 
@@ -112,6 +131,69 @@ int ql_cuda_read_variants(void);
 // An empty kernel between the events: the cost of the pair, which measured times still contain.
 int ql_cuda_empty(const ql_cuda_launch* launch);
 
+// ---- Batches whose rows lie in host memory ----
+
+// Rows of one call, one after the other in memory that ql_cuda_register() has registered, or that
+// CUDA has pinned itself.
+typedef struct ql_cuda_part {
+  void* rows;  // host address of the first
+  int64_t count;
+} ql_cuda_part;
+
+// Rows of a batch on both sides.
+typedef struct ql_cuda_rows {
+  const ql_cuda_part* parts;   // [parts_count], read before the call returns
+  uint64_t* table;             // pinned, [m], left alone until the kernel has ended; null if m is
+                               // at most ql_cuda_inline_rows()
+  const int32_t* permutation;  // [columns] in device memory, each in 0 .. columns - 1, or null:
+                               // column i of `device_rows` is column permutation[i] of the parts
+  void* device_rows;           // [m, columns]
+  int64_t parts_count;
+  int64_t m, columns;    // rows of all parts together
+  int64_t row_stride;    // of device_rows, in elements; rows of a part have no gaps
+  int32_t host_dtype;    // ql_dtype of the parts
+  int32_t device_dtype;  // the same, or for a gather of QL_F32 also QL_F16 or QL_BF16
+} ql_cuda_rows;
+
+// device_rows = the rows of all parts: permuted, rounded to nearest. One launch. A permutation
+// needs columns * item bytes of shared memory, else QL_BAD_SHAPE.
+int ql_cuda_gather_rows(const ql_cuda_rows* rows, const ql_cuda_launch* launch);
+
+// The rows of all parts = device_rows, of one dtype and without a permutation. One launch.
+int ql_cuda_scatter_rows(const ql_cuda_rows* rows, const ql_cuda_launch* launch);
+
+// Rows for which addresses travel with the launch and no table is needed.
+int ql_cuda_inline_rows(void);
+
+// Lets kernels of `device` read and write host memory that stays where it is until
+// ql_cuda_unregister(). QL_BAD_DEVICE where kernels would need other addresses than the host.
+int ql_cuda_register(void* memory, int64_t bytes, int device);
+int ql_cuda_unregister(void* memory, int device);
+
+// One batch on its way: rows in, product, rows out. The three may be on three streams, or on one,
+// where an event may stand for two: in_stop for launch.start_event, launch.stop_event for
+// out_start.
+typedef struct ql_cuda_batch {
+  ql_cuda_rows x;  // device_rows is product->x
+  ql_cuda_rows y;  // device_rows is product->y
+  const ql_linear_params* product;
+  void* x_host;  // pinned [m, k], gapless, where all rows lie already: copied; null: gathered
+  void* y_host;  // pinned [m, n], gapless: the results are copied there; null: scattered
+  void *in_stream, *out_stream;
+  void *in_start, *in_stop, *out_start, *out_stop;  // events
+  ql_cuda_launch launch;                            // of the product, with both events
+} ql_cuda_batch;
+
+// Puts a batch on its way without waiting for any of it. After a failure nothing of the steps
+// behind it was asked for, so that results were written nowhere.
+int ql_cuda_run_batch(const ql_cuda_batch* batch);
+
+// Waits until the rows are out, for at most `nanoseconds`, or for as long as it takes without
+// keeping a core busy if that is negative. `done` says whether they are; then `took` holds the
+// nanoseconds of each of the three steps.
+int ql_cuda_wait_batch(const ql_cuda_batch* batch, int64_t nanoseconds, int32_t* done,
+                       int64_t* took);
+
 // Kernels in this library, and the name of each: form, dtype, bits and groups, for logs and tests.
 int ql_cuda_kernel_count(void);
 const char* ql_cuda_kernel_name(int kernel);
@@ -127,6 +209,7 @@ const char* ql_cuda_architectures(void);
 int ql_cuda_device_bytes(void);
 int ql_cuda_plan_bytes(void);
 int ql_cuda_launch_bytes(void);
+int ql_cuda_batch_bytes(void);
 
 // As in linear_params.h, so that either library can be loaded alone.
 const char* ql_status_text(int status);

@@ -36,10 +36,21 @@ constexpr int max_threads(int token_blocks) {
 // On Hopper four warps more may copy for all; registers are moved between groups of four warps.
 inline constexpr int kCopyThreads = 128;
 inline constexpr int kCopyRegisters = 24;
-// What the others may have then: all that the copying warps gave back, in steps of 8.
-constexpr int fed_registers(int token_blocks) {
-  return token_blocks <= 2 ? 112 : token_blocks <= 4 ? 160 : 240;
+inline constexpr int kFeeders = 3;  // of those warps that copy at all
+// Threads that multiply beside them, and the registers that each has then, in steps of 8.
+constexpr int fed_max_threads(int token_blocks) {
+  return token_blocks <= 2 ? 384 : token_blocks <= 8 ? 512 : 256;
 }
+constexpr int fed_registers(int token_blocks) {
+  return token_blocks == 1 ? 96 : token_blocks == 2 ? 160 : token_blocks <= 8 ? 112 : 240;
+}
+// With which the kernel starts: those of one row block leave room for a second thread block.
+constexpr int fed_bound(int token_blocks) {
+  return token_blocks == 1 ? 768 : fed_max_threads(token_blocks) + kCopyThreads;
+}
+// n-blocks of 16 output features that a fed warp multiplies: they share what is loaded of x.
+constexpr int fed_blocks_per_warp(int token_blocks) { return token_blocks <= 2 ? 4 : 1; }
+inline constexpr int kMaxCluster = 8;  // thread blocks that may share a tile's k
 
 // Activations of one step: two halves of 64 k, each with its rows of 128 bytes cut into 16-byte
 // chunks. Chunk c of row r lies at place c ^ (r % 8) of its row, so that the eight rows that
@@ -99,6 +110,54 @@ constexpr SharedMemory shared_memory(Geometry geometry, int bits, int64_t group_
                                           static_cast<int>(sizeof(float));
   memory.flag = memory.barriers + 2 * geometry.warps_k * geometry.stages * 8;
   memory.total = static_cast<int>(layout::round_up(memory.flag + 4, layout::kVectorBytes));
+  return memory;
+}
+
+// The rings of a fed thread block, one after the other: x, codes, scales, zero points, each
+// [warps_k][stages] slots; then what the end of a tile needs.
+struct FedGeometry {
+  int token_blocks, tile_blocks, warps_k, stages;  // tile_blocks: n-blocks of a tile
+  int cluster;                                     // thread blocks that share a tile's k
+  bool several_tiles;                              // one after the other in a thread block
+};
+struct FedMemory {
+  int x_slot, code_slot, scale_slot, zero_slot;  // bytes of a slot
+  int codes, scales, zeros;                      // offsets of the rings after x's
+  int partials;                                  // offset of float [warps_k][tokens][partial_row]
+  int partial_row;     // floats in a row: four more than columns, against bank conflicts
+  int received;        // offset of the places for what the cluster's thread blocks send
+  int places;          // of these: 1, or 2 where several tiles follow each other
+  int received_fours;  // of a row's columns in such a place, which is [cluster][tokens][this]
+  int barriers;  // offset of two times [warps_k][stages] barriers: full, and free again; two more
+                 // for what is received
+  int total;
+};
+constexpr FedMemory fed_memory(FedGeometry geometry, int bits, int64_t group_size,
+                               int scale_item_bytes, bool has_zeros) {
+  constexpr int kCopyAlign = 128;  // of what the copy engine writes
+  constexpr int kItem = static_cast<int>(sizeof(float));
+  FedMemory memory{};
+  const int slots = geometry.warps_k * geometry.stages;
+  const int columns = geometry.tile_blocks * layout::kTileN;
+  const int tokens = geometry.token_blocks * kTokens;
+  const int groups = columns * groups_per_step(group_size);
+  const auto slot = [](int bytes) { return static_cast<int>(layout::round_up(bytes, kCopyAlign)); };
+  memory.x_slot = tokens * 2 * kHalfRowBytes;
+  memory.code_slot = code_bytes(columns, bits);
+  memory.scale_slot = slot(groups * scale_item_bytes);
+  memory.zero_slot = slot(has_zeros ? groups : 0);
+  memory.codes = slots * memory.x_slot;
+  memory.scales = memory.codes + slots * memory.code_slot;
+  memory.zeros = memory.scales + slots * memory.scale_slot;
+  memory.partials = memory.zeros + slots * memory.zero_slot;
+  memory.partial_row = columns + 4;
+  memory.received = memory.partials + geometry.warps_k * tokens * memory.partial_row * kItem;
+  memory.received_fours =
+      geometry.cluster == 1 ? 0 : (columns / 4 + geometry.cluster - 1) / geometry.cluster;
+  memory.places = geometry.several_tiles ? 2 : 1;
+  memory.barriers = memory.received +
+                    memory.places * geometry.cluster * tokens * memory.received_fours * 4 * kItem;
+  memory.total = memory.barriers + 2 * slots * 8 + 2 * 8;
   return memory;
 }
 

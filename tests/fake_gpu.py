@@ -4,6 +4,7 @@ What passes between them is real memory, so that a slot or a stage that is given
 shows in the results. Every step can be held, broken and watched.
 """
 
+import ctypes
 import queue
 import threading
 from collections.abc import Callable
@@ -12,8 +13,10 @@ import torch
 
 from qlinear_service.dtypes import DType
 from qlinear_service.errors import EngineLost
+from qlinear_service.gpu.express import Trip
 from qlinear_service.gpu.streams import Times
 from qlinear_service.kernels import reference
+from qlinear_service.kernels.torch_types import to_torch
 from qlinear_service.layers import QuantizedLinear
 
 WAIT_SECONDS = 5.0
@@ -43,6 +46,13 @@ class FakeGpu:
         """Bytes of each piece of device memory that was handed out."""
         self.memory_bytes = 1 << 40
         self.lost = False
+        self.keeps_out = ""
+        """Why no memory of the host can be registered; "" if it can."""
+        self.admitted = (0, 0)
+        """Address and bytes of the memory that kernels were let into."""
+        self.host_pieces: list[torch.Tensor] = []
+        self.breaks_scatter = False
+        self.trips: list[Trip] = []
         self.refuses: Callable[[int], str] = lambda rows: ""
         """Says why a product of so many rows cannot be launched; "" if it can."""
         self.faults: Callable[[torch.Tensor], str] = lambda x: ""
@@ -93,7 +103,8 @@ class FakeGpu:
             raise Lost("an illegal memory access was encountered")
 
     def host_memory(self, nbytes: int) -> torch.Tensor:
-        return torch.full((nbytes,), 0xEE, dtype=torch.uint8)
+        self.host_pieces.append(torch.full((nbytes,), 0xEE, dtype=torch.uint8))
+        return self.host_pieces[-1]
 
     def device_memory(self, nbytes: int) -> torch.Tensor:
         self._alive()
@@ -104,6 +115,73 @@ class FakeGpu:
 
     def new_marks(self) -> Marks:
         return Marks()
+
+    def admit(self, address: int, nbytes: int) -> str:
+        if not self.keeps_out:
+            self.admitted = (address, nbytes)
+        return self.keeps_out
+
+    def dismiss(self, address: int) -> None:
+        assert address == self.admitted[0]
+        self.admitted = (0, 0)
+
+    def can_gather(self, layer: QuantizedLinear) -> bool:
+        return layer.spec.quantized
+
+    def submit(self, trip: Trip) -> None:
+        """Rows are moved by the same threads as copies, and over the very memory of the slab."""
+        self.trips.append(trip)
+        stage, spec = trip.stage, trip.layer.spec
+        x_bytes = trip.rows * spec.k * trip.x_dtype.itemsize
+        y_bytes = trip.rows * spec.n * trip.y_dtype.itemsize
+        x, y = stage.x.device[:x_bytes], stage.y.device[:y_bytes]
+        if trip.way.gather:
+            assert self._sees(trip), "a kernel read memory that it was not let into"
+            self._gather(trip, x, stage.marks)
+        else:
+            self.copy_in(stage.x.host[:x_bytes], x, stage.marks)
+        x_rows = x.view(to_torch(trip.x_dtype)).view(trip.rows, spec.k)
+        y_rows = y.view(to_torch(trip.y_dtype)).view(trip.rows, spec.n)
+        self.multiply(trip.layer, x_rows, y_rows, trip.y_dtype, stage.marks)
+        if trip.way.scatter:
+            assert self._sees(trip), "a kernel wrote memory that it was not let into"
+            self._scatter(trip, y, stage.marks)
+        else:
+            self.copy_out(y, stage.y.host[:y_bytes], stage.marks)
+
+    def _sees(self, trip: Trip) -> bool:
+        ranges = [self.admitted, *((t.data_ptr(), len(t)) for t in self.host_pieces)]
+        return all(
+            any(begin <= address < begin + nbytes for begin, nbytes in ranges)
+            for address in trip.parts[::2]
+        )
+
+    def _gather(self, trip: Trip, x: torch.Tensor, marks: Marks) -> None:
+        self._alive()
+        marks.error = None
+        parts, row_bytes = trip.parts, len(x) // trip.rows
+
+        def work() -> None:
+            end = 0
+            for address, rows in zip(parts[::2], parts[1::2], strict=True):
+                begin, end = end, end + rows * row_bytes
+                ctypes.memmove(x.data_ptr() + begin, address, end - begin)
+
+        self._run("copy_in", marks, "", work)
+
+    def _scatter(self, trip: Trip, y: torch.Tensor, marks: Marks) -> None:
+        self._alive()
+        parts, row_bytes = trip.parts, len(y) // trip.rows
+
+        def work() -> None:
+            if self.breaks_scatter:
+                raise RuntimeError("half of it was written")
+            end = 0
+            for address, rows in zip(parts[::2], parts[1::2], strict=True):
+                begin, end = end, end + rows * row_bytes
+                ctypes.memmove(address, y.data_ptr() + begin, end - begin)
+
+        self._run("copy_out", marks, "kernel", work)
 
     def copy_in(self, host: torch.Tensor, device: torch.Tensor, marks: Marks) -> None:
         self._alive()
@@ -130,11 +208,14 @@ class FakeGpu:
         self._alive()
         self._run("copy_out", marks, "kernel", lambda: host.copy_(device))
 
-    def wait(self, marks: Marks) -> None:
-        assert marks.ended["copy_out"].wait(WAIT_SECONDS)
+    def wait(self, marks: Marks, seconds: float | None = None) -> bool:
+        if not marks.ended["copy_out"].wait(WAIT_SECONDS if seconds is None else seconds):
+            assert seconds is not None, "a batch does not end"
+            return False
         self._alive()
         if marks.error is not None:
             raise marks.error
+        return True
 
     def times(self, marks: Marks) -> Times:
         return Times(to_device=1000, kernel=5000, from_device=2000)

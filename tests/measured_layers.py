@@ -1,7 +1,8 @@
 """Metrics for tests that need no real layers: made-up ones of chosen names, shapes and sizes."""
 
+import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -14,7 +15,15 @@ from qlinear_service.roofline import Roofline
 
 GPU_GAUGES = {
     f"qlinear_gpu_{name}": 1.0
-    for name in ("clock_hertz", "throttled", "power_watts", "temperature_celsius")
+    for name in (
+        *("clock_hertz", "memory_clock_hertz", "throttled"),
+        *("power_watts", "temperature_celsius"),
+    )
+}
+TELEMETRY = {
+    **{(name,): value for name, value in GPU_GAUGES.items()},
+    ("qlinear_gpu_throttle_reason", "power_cap"): 1.0,
+    ("qlinear_gpu_memory_errors", "corrected"): 2.0,
 }
 """What a GPU might say of itself."""
 
@@ -63,7 +72,7 @@ def metrics_of(
     roofline: Roofline | None = None,
     waiting: Mapping[str, int] | None = None,
     clock: Callable[[], float] = time.monotonic,
-    gauges: Mapping[str, float] | None = None,
+    telemetry: Mapping[tuple[str, ...], float] | None = None,
     tuned: Iterable[tuple[str, int, float]] = (),
     curves: Mapping[str, CostCurve] | None = None,
 ) -> Metrics:
@@ -84,7 +93,7 @@ def metrics_of(
         roofline=roofline,
         load=load,
         curves=curves,
-        gauges=None if gauges is None else lambda: gauges,
+        telemetry=None if telemetry is None else lambda: telemetry,
         tuned_bandwidths=tuned,
     )
     return metrics
@@ -112,7 +121,7 @@ def everything_of(*specs: Spec) -> Metrics:
         *specs,
         roofline=ROOFLINE,
         waiting={"m/up": 3},
-        gauges=GPU_GAUGES,
+        telemetry=TELEMETRY,
         tuned=[(specs[0].shape, 8, 4e12)],
         curves=curves_of(*specs),
     )
@@ -127,6 +136,31 @@ def everything(metrics: Metrics) -> None:
     metrics.call_finished("MatMul", ["up"], "RESOURCE_EXHAUSTED", 0.01, reason="queue_rows")
     metrics.call_finished("MatMul", ["up"], "DEADLINE_EXCEEDED", 0.01)
     metrics.call_finished("MatMulStream", ["up"], "CANCELLED", 0.01)
+
+
+def crowd() -> Iterator[Spec]:
+    """200 layers of 6 shapes with names as long as real ones."""
+    for number in range(200):
+        yield Spec(f"model.layers.{number}.mlp.down_proj", n=1024 * (1 + number % 6), k=4096)
+
+
+def busy_metrics() -> Metrics:
+    """Metrics of the crowd after all that can happen to it has happened."""
+    specs = list(crowd())
+    waiting = {spec.name: 1 for spec in specs}
+    metrics = metrics_of(*specs, roofline=ROOFLINE, waiting=waiting, curves=curves_of(*specs))
+    calls = itertools.product(specs, ("MatMul", "MatMulStream"), ("OK", "INVALID_ARGUMENT"))
+    for spec, method, code in calls:
+        metrics.call_finished(method, [spec.name], code, 0.001)
+    for spec, rows in itertools.product(specs, (1, 8, 16, 32, 64, 128, 512, 1000)):
+        compute(metrics, spec.name, rows)
+    metrics.slot_filled(1e-6)
+    metrics.replied(1e-6)
+    for reason in ("queue_rows", "queue_bytes", "queue_age", "too_large", "not_serving", "other"):
+        metrics.call_finished("MatMul", ["x"], "RESOURCE_EXHAUSTED", 0.0, reason=reason)
+    for code in ("NOT_FOUND", "DEADLINE_EXCEEDED", "CANCELLED"):
+        metrics.call_finished("MatMul", ["x"], code, 0.0)
+    return metrics
 
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]

@@ -20,7 +20,10 @@ ANNOUNCED = {"qlinear_sweet_spot_rows"}
 _GPU = "only a GPU has it"
 NOT_ON_A_CPU = {
     "qlinear_gpu_clock_hertz": _GPU,
+    "qlinear_gpu_memory_clock_hertz": _GPU,
     "qlinear_gpu_throttled": _GPU,
+    "qlinear_gpu_throttle_reason": _GPU,
+    "qlinear_gpu_memory_errors": _GPU,
     "qlinear_gpu_power_watts": _GPU,
     "qlinear_gpu_temperature_celsius": _GPU,
     "qlinear_tuned_bandwidth_bytes_per_second": "plans are tuned for GPUs",

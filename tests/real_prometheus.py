@@ -79,10 +79,10 @@ def running(*words: str | Path, **more: Any) -> Iterator[subprocess.Popen[str]]:
 
 
 @contextmanager
-def _server() -> Iterator[tuple[str, str]]:
-    """Serve the sample model with a queue that is soon full; its two addresses."""
-    words = [sys.executable, "-m", "qlinear_service", "serve", MODEL, "--device", "cpu"]
-    words += ["--port", "0", "--metrics-port", "0", "--drain-delay-seconds", "0", *SMALL_QUEUE]
+def served_model(*more: str, model: Path = MODEL) -> Iterator[tuple[str, str]]:
+    """Serve the sample model, or another, in a process of its own; its two addresses."""
+    words = [sys.executable, "-m", "qlinear_service", "serve", model, "--device", "cpu"]
+    words += ["--port", "0", "--metrics-port", "0", "--drain-delay-seconds", "0", *more]
     with running(*words, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         said = [process.stdout.readline().split() for _ in range(3)]
@@ -91,7 +91,7 @@ def _server() -> Iterator[tuple[str, str]]:
 
 
 @contextmanager
-def _load(target: str, *words: str) -> Iterator[None]:
+def under_load(target: str, *words: str) -> Iterator[None]:
     """Send calls of one and of 16 rows until the end of the block."""
     command = [sys.executable, "-m", "qlinear_service", "load", "--target", target]
     command += ["--rows", "1,16", "--duration", "600", "--check-samples", "0", *words]
@@ -145,9 +145,9 @@ def watched_server(folder: Path) -> Iterator[Watched]:
     """A server that is asked for more than it does, with late and cancelled calls, and watched."""
     tool("prometheus")
     with ExitStack() as stack:
-        target, metrics = stack.enter_context(_server())
+        target, metrics = stack.enter_context(served_model(*SMALL_QUEUE))
         watched = Watched(target, metrics, stack.enter_context(_prometheus(folder, metrics)))
-        stack.enter_context(_load(target, "--concurrency", "64", "--transport", "unary"))
-        stack.enter_context(_load(target, "--concurrency", "4", "--timeout", "0.001"))
+        stack.enter_context(under_load(target, "--concurrency", "64", "--transport", "unary"))
+        stack.enter_context(under_load(target, "--concurrency", "4", "--timeout", "0.001"))
         _cancel_calls(watched)
         yield watched

@@ -1,10 +1,9 @@
 // ql_cuda_linear: checks, the plan, and the launch.
-#include <cuda.h>
-
 #include <atomic>
 #include <cstdio>
 #include <cstring>
 
+#include "cuda/fed_args.h"
 #include "cuda/host.h"
 #include "cuda/linear_args.h"
 #include "cuda/linear_kernels.h"
@@ -20,9 +19,9 @@ const void* kernel_function(int kernel) {
                                                   linear_bf16_8()};
   static const LinearFunctions fed[kFormats] = {linear_f16_4_fed(), linear_f16_8_fed(),
                                                 linear_bf16_4_fed(), linear_bf16_8_fed()};
-  const int format = kernel / (kLinearForms * kGroupForms);
-  const int index = kernel % (kLinearForms * kGroupForms);
-  return (index < kAloneForms * kGroupForms ? alone : fed)[format].functions[index];
+  const KernelPlace place = kernel_place(kernel);
+  return (place.form < kAloneForms ? alone : fed)[place.format]
+      .functions[place.form * kGroupForms + place.fine];
 }
 
 // Lets a kernel use all the shared memory there is, once for each device.
@@ -35,10 +34,6 @@ cudaError_t allow_shared_memory(int kernel, const ql_cuda_device& info, int devi
   if (error != cudaSuccess) return error;
   allowed[device][kernel].store(true, std::memory_order_release);
   return cudaSuccess;
-}
-
-bool is_multiple(const void* pointer, int64_t of) {
-  return reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(of) == 0;
 }
 
 int check_pointers(const ql_linear_params& params) {
@@ -73,21 +68,20 @@ LinearArgs linear_args(const ql_linear_params& params, const ql_cuda_plan& plan,
   args.qweight = bytes(params.qweight);
   args.scales = bytes(params.scales);
   args.zeros = params.zeros;
-  args.bias = bytes(params.bias);
-  args.y = static_cast<unsigned char*>(params.y);
+  args.output = output_of(params);
+  args.step = step_args(params);
   args.counters = static_cast<int*>(launch.workspace);
   args.slots = reinterpret_cast<float*>(static_cast<unsigned char*>(launch.workspace) +
                                         partition::kCounterBytes);
   args.x_row_bytes = params.x_row_stride * item_bytes(params.x_dtype);
-  args.y_row_stride = params.y_row_stride;
   args.x_advance_bytes = args.x_row_bytes * (plan.warps_n * 32 / partition::kRowChunks);
   args.code_block_bytes = layout::kTileN * k_padded * params.bits / 8;
-  args.scale_item_bytes = item_bytes(params.scale_dtype);
-  args.scale_block_bytes = groups * layout::kTileN * args.scale_item_bytes;
+  const int scale_item_bytes = item_bytes(params.scale_dtype);
+  args.scale_block_bytes = groups * layout::kTileN * scale_item_bytes;
   args.zero_block_bytes = groups * layout::kTileN;
   const int step_groups = partition::groups_per_step(params.group_size);
   const bool has_zeros = params.zeros != nullptr;
-  args.scale_chunks = step_groups * args.scale_item_bytes;
+  args.scale_chunks = step_groups * scale_item_bytes;
   args.zero_chunks = has_zeros ? step_groups : 0;
   args.code_step_bytes =
       static_cast<int>(partition::kStepK / layout::kTileK * layout::tile_bytes(params.bits));
@@ -98,11 +92,10 @@ LinearArgs linear_args(const ql_linear_params& params, const ql_cuda_plan& plan,
   args.zero_advance = plan.warps_k * args.zero_step_bytes;
   args.x_item_bytes = item_bytes(params.x_dtype);
   args.stripes = stripes_of(params, plan);
-  args.memory = partition::shared_memory(
-      {plan.token_blocks, plan.warps_n, plan.warps_k, plan.stages}, params.bits, params.group_size,
-      args.scale_item_bytes, params.zeros != nullptr);
+  args.memory =
+      partition::shared_memory({plan.token_blocks, plan.warps_n, plan.warps_k, plan.stages},
+                               params.bits, params.group_size, scale_item_bytes, has_zeros);
   args.m = static_cast<int>(params.m);
-  args.n = static_cast<int>(params.n);
   args.k = static_cast<int>(params.k);
   args.n_blocks = static_cast<int>(n_padded / layout::kTileN);
   args.tile_steps = static_cast<int>(k_padded / partition::kStepK);
@@ -111,64 +104,34 @@ LinearArgs linear_args(const ql_linear_params& params, const ql_cuda_plan& plan,
   while (1 << args.warps_n_log2 < plan.warps_n) ++args.warps_n_log2;
   args.warps_k = plan.warps_k;
   args.stages = plan.stages;
-  args.group_size = static_cast<int>(params.group_size);
   args.x_dtype = params.x_dtype;
-  args.scale_dtype = params.scale_dtype;
-  args.bias_dtype = params.bias_dtype;
-  args.y_dtype = params.y_dtype;
-  args.symmetric_zero = 1 << (params.bits - 1);
   args.x_async = x_can_be_copied(params);
-  const int64_t four = 4 * int64_t{item_bytes(params.y_dtype)};
-  args.y_vector = is_multiple(params.y, four) && params.y_row_stride % 4 == 0;
-  args.dependent = (launch.flags & QL_CUDA_DEPENDENT) != 0;
   return args;
 }
 
-// Describes x to the copy engine: boxes of a tile's rows by 64 k, in the 128-byte swizzle.
-bool describe_x(const ql_linear_params& params, const ql_cuda_plan& plan, TensorMap& map) {
-  static_assert(sizeof(TensorMap) == sizeof(CUtensorMap));
-  static const auto encode = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
-                                                               12000, cudaEnableDefault, &result);
-    return error == cudaSuccess && result == cudaDriverEntryPointSuccess
-               ? reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function)
-               : nullptr;
-  }();
-  if (encode == nullptr) return false;
-  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(params.k), static_cast<cuuint64_t>(params.m)};
-  // The stride of a single row means nothing, and may be anything.
-  const int64_t stride =
-      params.m > 1 ? params.x_row_stride : layout::round_up(params.k, layout::kPadK);
-  const cuuint64_t row_bytes[] = {static_cast<cuuint64_t>(stride) * 2};
-  const cuuint32_t box[] = {partition::kStepK / 2,
-                            static_cast<cuuint32_t>(plan.token_blocks * partition::kTokens)};
-  const cuuint32_t steps[] = {1, 1};
-  return encode(reinterpret_cast<CUtensorMap*>(&map), CU_TENSOR_MAP_DATA_TYPE_UINT16, 2,
-                const_cast<void*>(params.x), sizes, row_bytes, box, steps,
-                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
-cudaError_t launch_linear(const ql_cuda_plan& plan, LinearArgs& args, cudaStream_t stream,
-                          const ql_cuda_device& device) {
+// Hands `args`, of either form, to the plan's kernel.
+cudaError_t launch_kernel(const ql_cuda_plan& plan, void* args, bool dependent,
+                          cudaStream_t stream) {
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(plan.ctas));
-  config.blockDim = dim3(static_cast<unsigned>(plan.warps_n * plan.warps_k * 32 +
-                                               (args.copy_warp ? partition::kCopyThreads : 0)));
+  config.blockDim = dim3(static_cast<unsigned>(
+      plan.warps_n * plan.warps_k * 32 + (plan.copy_warp != 0 ? partition::kCopyThreads : 0)));
   config.dynamicSmemBytes = static_cast<size_t>(plan.shared_bytes);
   config.stream = stream;
-  cudaLaunchAttribute overlap{};
-  args.dependent = args.dependent && device.major >= 9;
-  if (args.dependent) {
+  cudaLaunchAttribute attributes[2] = {};
+  config.attrs = attributes;
+  if (dependent) {
+    cudaLaunchAttribute& overlap = attributes[config.numAttrs++];
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     overlap.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &overlap;
-    config.numAttrs = 1;
   }
-  void* arguments[] = {&args};
+  if (plan.cluster > 1) {
+    cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = static_cast<unsigned>(plan.cluster);
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+  }
+  void* arguments[] = {args};
   return cudaLaunchKernelExC(&config, kernel_function(plan.kernel), arguments);
 }
 
@@ -228,19 +191,26 @@ int run_linear(const ql_linear_params& params, const ql_cuda_launch& launch) {
   complete_plan(params, plan);
   const int status = check_workspace(plan, launch);
   if (status != QL_OK) return status;
-  LinearArgs args = linear_args(params, plan, launch);
-  args.copy_warp = plan.copy_warp != 0;
-  if (args.copy_warp && !describe_x(params, plan, args.x_map)) {
-    set_error_text("linear m=%lld n=%lld k=%lld: the driver cannot describe x to the copy engine",
+  const cudaError_t error = allow_shared_memory(plan.kernel, guard.device(), launch.device);
+  if (error != cudaSuccess) return guard.finish(error);
+  const bool dependent = (launch.flags & QL_CUDA_DEPENDENT) != 0 && guard.device().major >= 9;
+  LinearArgs args;
+  FedArgs fed;
+  if (plan.copy_warp == 0) {
+    args = linear_args(params, plan, launch);
+    args.dependent = dependent;
+  } else if (fed_args(params, plan, fed)) {
+    fed.dependent = dependent;
+  } else {
+    set_error_text("linear m=%lld n=%lld k=%lld: the driver cannot describe it to the copy engine",
                    static_cast<long long>(params.m), static_cast<long long>(params.n),
                    static_cast<long long>(params.k));
     return QL_CUDA_ERROR;
   }
-  const cudaError_t error = allow_shared_memory(plan.kernel, guard.device(), launch.device);
-  if (error != cudaSuccess) return guard.finish(error);
+  void* arguments = plan.copy_warp == 0 ? static_cast<void*>(&args) : static_cast<void*>(&fed);
   const int begun = guard.begin();
   if (begun != QL_OK) return begun;
-  return guard.finish(launch_linear(plan, args, guard.stream(), guard.device()));
+  return guard.finish(launch_kernel(plan, arguments, dependent, guard.stream()));
 }
 
 }  // namespace
@@ -278,11 +248,11 @@ extern "C" const char* ql_cuda_kernel_name(int kernel) {
   static char names[kKernels][64];
   static const bool filled = [] {
     for (int i = 0; i < kKernels; ++i) {
-      const int format = i / (kLinearForms * kGroupForms);
-      const LinearForm form = kForms[i / kGroupForms % kLinearForms];
+      const KernelPlace place = kernel_place(i);
+      const LinearForm form = kForms[place.form];
       std::snprintf(names[i], sizeof names[i], "linear_%s_b%d_rows%d_%s%s",
-                    format / 2 ? "bf16" : "f16", format % 2 ? 8 : 4,
-                    form.token_blocks * partition::kTokens, i % kGroupForms ? "g32_64" : "g128",
+                    place.format / 2 ? "bf16" : "f16", place.format % 2 ? 8 : 4,
+                    form.token_blocks * partition::kTokens, place.fine ? "g32_64" : "g128",
                     form.form == Form::kAlone ? ""
                     : form.form == Form::kFed ? "_fed"
                                               : "_fed_wgmma");

@@ -1,6 +1,7 @@
 // The kernels of one format as a table, in the order of kForms.
 #pragma once
 
+#include "cuda/fed.cuh"
 #include "cuda/linear.cuh"
 #include "cuda/linear_kernels.h"
 
@@ -8,8 +9,16 @@ namespace qlinear::cuda {
 
 template <typename Dtype, int kBits, int kForm, bool kFineGroups>
 const void* linear_function() {
-  return reinterpret_cast<const void*>(
-      &linear<Dtype, kBits, kForms[kForm].token_blocks, kFineGroups, kForms[kForm].form>);
+  constexpr LinearForm form = kForms[kForm];
+  if constexpr (!has_kernel(form, kBits, kFineGroups)) {
+    return nullptr;
+  } else if constexpr (form.form == Form::kAlone) {
+    return reinterpret_cast<const void*>(
+        &linear_alone<Dtype, kBits, form.token_blocks, kFineGroups>);
+  } else {
+    return reinterpret_cast<const void*>(
+        &linear_fed<Dtype, kBits, form.token_blocks, kFineGroups, form.form>);
+  }
 }
 
 template <typename Dtype, int kBits, int kForm, int kEnd>

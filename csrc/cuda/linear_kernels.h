@@ -10,17 +10,49 @@ struct LinearForm {
   int token_blocks;  // blocks of 8 rows that a tile holds
   Form form;
 };
-inline constexpr LinearForm kForms[] = {
+constexpr LinearForm kForms[] = {
     {1, Form::kAlone},         {2, Form::kAlone},         {4, Form::kAlone},
     {8, Form::kAlone},         {1, Form::kFed},           {2, Form::kFed},
     {4, Form::kFedWarpgroups}, {8, Form::kFedWarpgroups}, {16, Form::kFedWarpgroups}};
-inline constexpr int kLinearForms = 9, kAloneForms = 4;
+constexpr int kLinearForms = 9, kAloneForms = 4;
 inline constexpr int kGroupForms = 2;  // groups of 128 and more; groups of 32 and 64
 inline constexpr int kFormats = 4;     // {fp16, bf16} x {4, 8 bits}
-inline constexpr int kKernels = kFormats * kLinearForms * kGroupForms;
+
+constexpr bool fine_groups(int64_t group_size) { return group_size == 32 || group_size == 64; }
+
+// Tiles of the most rows are left out where they gain least: half as many serve as well.
+constexpr bool has_kernel(LinearForm form, int bits, bool fine) {
+  return form.form == Form::kAlone ? form.token_blocks < 8 || (bits == 4 && !fine)
+                                   : form.token_blocks < 16 || !fine;
+}
+
+// A kernel's place among formats, forms and group forms. Numbers run through those that there are.
+constexpr int kPlaces = kFormats * kLinearForms * kGroupForms;
+struct KernelPlace {
+  int format, form, fine;
+};
+struct KernelNumbers {
+  int of_place[kPlaces];  // -1: there is none
+  KernelPlace places[kPlaces];
+  int count;
+};
+constexpr KernelNumbers kernel_numbers() {
+  KernelNumbers numbers{};
+  for (int i = 0; i < kPlaces; ++i) {
+    const KernelPlace place{i / (kLinearForms * kGroupForms), i / kGroupForms % kLinearForms,
+                            i % kGroupForms};
+    const bool there =
+        has_kernel(kForms[place.form], place.format % 2 != 0 ? 8 : 4, place.fine != 0);
+    numbers.of_place[i] = there ? numbers.count : -1;
+    if (there) numbers.places[numbers.count++] = place;
+  }
+  return numbers;
+}
+constexpr KernelNumbers kNumbers = kernel_numbers();
+constexpr int kKernels = kNumbers.count;
 
 struct LinearFunctions {
-  const void* functions[kLinearForms * kGroupForms];
+  const void* functions[kLinearForms * kGroupForms];  // null where there is none
 };
 
 // Of one format: the kernels for every GPU, or those for Hopper; null elsewhere.
@@ -45,10 +77,15 @@ constexpr int form_of(int token_blocks, bool warpgroups, bool copy_warp) {
   return -1;
 }
 
+// Number of a kernel; -1 if there is none.
 constexpr int kernel_index(bool bf16, int bits, int form, int64_t group_size) {
+  if (form < 0) return -1;
   const int format = 2 * (bf16 ? 1 : 0) + (bits == 8 ? 1 : 0);
-  const int fine = group_size == 32 || group_size == 64 ? 1 : 0;
-  return (format * kLinearForms + form) * kGroupForms + fine;
+  return kNumbers
+      .of_place[(format * kLinearForms + form) * kGroupForms + (fine_groups(group_size) ? 1 : 0)];
 }
+
+// A kernel by its number, 0 to kKernels - 1.
+constexpr KernelPlace kernel_place(int kernel) { return kNumbers.places[kernel]; }
 
 }  // namespace qlinear::cuda

@@ -12,18 +12,25 @@ namespace {
 using partition::kStepK;
 using partition::kTokens;
 
-int64_t padded_n(const ql_linear_params& params) {
-  return layout::round_up(params.n, layout::kPadN);
-}
-int64_t tile_steps(const ql_linear_params& params) {
-  return layout::round_up(params.k, layout::kPadK) / kStepK;
-}
 bool known_dtype(int dtype) { return dtype >= QL_F16 && dtype <= QL_F32; }
 
-partition::SharedMemory memory_of(const ql_linear_params& params, const ql_cuda_plan& plan) {
+// Shared memory of a thread block.
+int memory_of(const ql_linear_params& params, const ql_cuda_plan& plan) {
+  const int scale_bytes = item_bytes(params.scale_dtype);
+  const bool has_zeros = params.zeros != nullptr;
+  if (plan.copy_warp != 0) {
+    return partition::fed_memory(fed_geometry(plan), params.bits, params.group_size, scale_bytes,
+                                 has_zeros)
+        .total;
+  }
   return partition::shared_memory({plan.token_blocks, plan.warps_n, plan.warps_k, plan.stages},
-                                  params.bits, params.group_size, item_bytes(params.scale_dtype),
-                                  params.zeros != nullptr);
+                                  params.bits, params.group_size, scale_bytes, has_zeros)
+      .total;
+}
+
+int max_threads_of(const ql_cuda_plan& plan) {
+  return plan.copy_warp != 0 ? partition::fed_max_threads(plan.token_blocks)
+                             : partition::max_threads(plan.token_blocks);
 }
 
 // Hopper alone: its kernels are code for sm_90a.
@@ -31,55 +38,31 @@ bool has_copy_engine(const ql_cuda_device& device) { return device.major == 9; }
 
 int64_t tiles_of(const ql_cuda_plan& plan) { return int64_t{plan.m_tiles} * plan.n_tiles; }
 
-// Stages until the ring would not fit `budget` bytes of shared memory; 1 if not even two do.
-int most_stages(const ql_linear_params& params, ql_cuda_plan plan, int budget) {
-  int stages = 1;
-  const int most = plan.copy_warp ? partition::kMaxStages : partition::kMaxStagesAlone;
-  for (plan.stages = 2; plan.stages <= most; ++plan.stages) {
-    if (memory_of(params, plan).total > budget) break;
-    stages = plan.stages;
-  }
-  return stages;
-}
-
 // The smallest form of this kind whose tile holds all rows, else the largest; 0 if there is none.
-int token_blocks_for(int64_t m, Form kind) {
+int token_blocks_for(const ql_linear_params& params, Form kind) {
   int blocks = 0;
   for (const LinearForm& form : kForms) {
-    if (form.form == kind && blocks * kTokens < m) blocks = form.token_blocks;
+    if (form.form == kind && blocks * kTokens < params.m &&
+        has_kernel(form, params.bits, fine_groups(params.group_size))) {
+      blocks = form.token_blocks;
+    }
   }
   return blocks;
 }
 
-// Registers of a thread at launch, where some warps copy for all others.
-int fed_launch_registers(int token_blocks) {
-  constexpr int kRegisters = 65536, kStep = 8;
-  return kRegisters / (partition::max_threads(token_blocks) + partition::kCopyThreads) / kStep *
-         kStep;
-}
-
-// Thread blocks of a plan that a multiprocessor's registers hold at once.
-int resident_by_registers(const ql_cuda_plan& plan) {
-  const int threads = plan.warps_n * plan.warps_k * 32;
-  if (!plan.copy_warp) return partition::max_threads(plan.token_blocks) / threads;
-  return 65536 / (fed_launch_registers(plan.token_blocks) * (threads + partition::kCopyThreads));
-}
-
 // The model behind a choice; constants are fitted to sweeps on an H200 (docs/kernel.md).
 constexpr int kInvariantWarpsK = 1;
-constexpr double kReadBytesPerMicrosecond = 32e3;   // per multiprocessor, large layers
-constexpr double kL2BytesPerMicrosecond = 60e3;     // per multiprocessor, weights and x together
-constexpr double kShareBytesPerMicrosecond = 50e3;  // at which one thread block adds up shares
-constexpr double kSplitMicroseconds = 5.0;          // what split tiles take beside that
-constexpr double kFeedMicroseconds = 0.4;           // between two steps that are copied for others
-constexpr double kTileMicroseconds = 1.3;           // what the end of a tile takes
-// Time per step beside the memory's, by rows of a tile and by who multiplies.
-constexpr double slowdown(int token_blocks, bool fed) {
-  return token_blocks == 1   ? (fed ? 1.0 : 1.1)
-         : token_blocks == 2 ? (fed ? 1.2 : 1.35)
-         : token_blocks == 4 ? (fed ? 1.45 : 1.75)
-         : token_blocks == 8 ? (fed ? 2.2 : 3.2)
-                             : 4.6;
+constexpr double kReadBytesPerMicrosecond = 34.8e3;  // per multiprocessor, large layers
+constexpr double kL2BytesPerMicrosecond = 69.6e3;    // per multiprocessor, weights and x together
+constexpr double kShareBytesPerMicrosecond = 50e3;   // at which one thread block adds up shares
+constexpr double kSplitMicroseconds = 4.1;           // what split tiles take beside that
+constexpr double kTileMicroseconds = 1.72;           // what the end of a tile takes
+constexpr double kOverlapMicroseconds = 1.18;        // of it, hidden by a launch that fits beside
+constexpr double kStartMicroseconds = -0.24;
+constexpr double kIdle = 0.486;
+// Time per step beside the memory's, by rows of a tile.
+constexpr double slowdown(int token_blocks) {
+  return token_blocks == 1 ? 1.3 : token_blocks == 2 ? 1.81 : token_blocks == 4 ? 2.83 : 6.3;
 }
 
 double ceil_divide(double value, double by) {
@@ -88,7 +71,7 @@ double ceil_divide(double value, double by) {
   return whole < quotient ? whole + 1 : whole;
 }
 
-// Microseconds that a plan should take.
+// Microseconds that a plan of the form alone should take.
 double expected_time(const ql_linear_params& params, const ql_cuda_device& device,
                      const ql_cuda_plan& plan) {
   const double steps = static_cast<double>(tile_steps(params));
@@ -100,29 +83,28 @@ double expected_time(const ql_linear_params& params, const ql_cuda_device& devic
   const double ctas_per_sm = ceil_divide(plan.ctas, sms);
   // Fewer warps than fit leave memory and arithmetic idle.
   const double warps = ctas_per_sm * plan.warps_n * plan.warps_k;
-  // Those that are fed and have little to multiply need few.
-  const double idle_weight = !plan.copy_warp ? 0.35 : 0.04 * std::min(plan.token_blocks, 6);
   const double idle = std::max(1.0, partition::max_threads(plan.token_blocks) / 32 / warps);
-  const double feed_time = plan.copy_warp ? kFeedMicroseconds / ctas_per_sm : 0.0;
   const double step_time =
-      std::max({step_bytes / kReadBytesPerMicrosecond *
-                    slowdown(plan.token_blocks, plan.copy_warp != 0) *
-                    (1 + idle_weight * (idle - 1)),
-                (step_bytes + x_bytes) / kL2BytesPerMicrosecond, feed_time}) *
-      (1 + 0.01 * plan.warps_n) *  // warps that share activations wait for each other
-      (plan.copy_warp ? 1 + 0.08 * (plan.warps_k - 1) / plan.token_blocks : 1.0);
+      std::max(step_bytes / kReadBytesPerMicrosecond * slowdown(plan.token_blocks) *
+                   (1 + kIdle * (idle - 1)),
+               (step_bytes + x_bytes) / kL2BytesPerMicrosecond) *
+      (1 + 0.01 * plan.warps_n);  // warps that share activations wait for each other
   if (plan.whole_tiles) {
     // Whole rounds of a group's steps: the last may not need every group.
     const double uneven = ceil_divide(steps, plan.warps_k) * plan.warps_k / steps;
     const double rounds = ceil_divide(tiles, plan.ctas);
     // A multiprocessor with less to do leaves more of the memory's rate to the others.
     const double per_sm = 0.6 * rounds * ctas_per_sm + 0.4 * tiles / sms;
-    return per_sm * steps * uneven * step_time + rounds * kTileMicroseconds;
+    const double time = per_sm * steps * uneven * step_time + rounds * kTileMicroseconds;
+    // The kernel behind this one fits beside it, where kernels may overlap at all.
+    const bool overlaps = device.major >= 9 && idle >= 2.0;
+    return overlapping_time(device, plan.ctas, time) + kStartMicroseconds -
+           (overlaps ? kOverlapMicroseconds : 0.0);
   }
   const double share = tiles * steps / std::min(sms, static_cast<double>(plan.ctas));
   const double shares = plan.ctas / tiles + 1;
-  return share * step_time + kTileMicroseconds + kSplitMicroseconds + 0.03 * rows +
-         shares * rows * columns * sizeof(float) / kShareBytesPerMicrosecond;
+  return share * step_time + kTileMicroseconds + kSplitMicroseconds + kStartMicroseconds +
+         0.03 * rows + shares * rows * columns * sizeof(float) / kShareBytesPerMicrosecond;
 }
 
 // Completes a plan whose form and warps are set, whole tiles or not; false if it cannot run.
@@ -150,12 +132,11 @@ bool finish_candidate(const ql_linear_params& params, const ql_cuda_device& devi
   return plan_fault(params, device, plan) == nullptr;
 }
 
-// Shows all ways to arrange warps of this form that can run; false if none can.
+// Shows all ways to arrange warps of the form alone that can run; false if none can.
 bool see_warps(const ql_linear_params& params, const ql_cuda_device& device, bool invariant,
                ql_cuda_plan plan, const SeeCandidate& see) {
   bool any = false;
-  const int least_n = plan.warpgroups ? partition::kWarpgroupWarps : 1;
-  for (plan.warps_n = partition::kMaxWarpsN; plan.warps_n >= least_n; plan.warps_n /= 2) {
+  for (plan.warps_n = partition::kMaxWarpsN; plan.warps_n >= 1; plan.warps_n /= 2) {
     for (plan.warps_k = 1; plan.warps_k <= partition::kMaxWarpsK; ++plan.warps_k) {
       // The order in which a row is summed must not depend on the number of rows.
       if (invariant && plan.warps_k != kInvariantWarpsK) continue;
@@ -164,7 +145,7 @@ bool see_warps(const ql_linear_params& params, const ql_cuda_device& device, boo
       if (plan.warps_n * plan.warps_k < std::min<int64_t>(4, tile_steps(params)) && !invariant) {
         continue;
       }
-      const int most = resident_by_registers(plan);
+      const int most = max_threads_of(plan) / (plan.warps_n * plan.warps_k * 32);  // by registers
       for (int per_sm = 1; per_sm <= most; ++per_sm) {
         for (plan.whole_tiles = 1; plan.whole_tiles >= (invariant ? 1 : 0); --plan.whole_tiles) {
           ql_cuda_plan candidate = plan;
@@ -179,6 +160,24 @@ bool see_warps(const ql_linear_params& params, const ql_cuda_device& device, boo
 }
 
 }  // namespace
+
+double overlapping_time(const ql_cuda_device& device, int ctas, double microseconds) {
+  constexpr double kUsed = 0.21, kMost = 22;
+  if (device.major < 9) return microseconds;
+  const int64_t slots = (ctas + device.sm_count - 1) / device.sm_count * int64_t{device.sm_count};
+  const double idle = 1.0 - static_cast<double>(ctas) / static_cast<double>(slots);
+  return microseconds - kUsed * idle * std::min(microseconds, kMost);
+}
+
+int most_stages(const ql_linear_params& params, ql_cuda_plan plan, int budget) {
+  int stages = 1;
+  const int most = plan.copy_warp ? partition::kMaxStages : partition::kMaxStagesAlone;
+  for (plan.stages = 2; plan.stages <= most; ++plan.stages) {
+    if (memory_of(params, plan) > budget) break;
+    stages = plan.stages;
+  }
+  return stages;
+}
 
 int check_problem(const ql_linear_params& params) {
   constexpr int64_t kMost = int64_t{1} << 31;
@@ -205,11 +204,15 @@ bool x_can_be_copied(const ql_linear_params& params) {
 }
 
 void complete_plan(const ql_linear_params& params, ql_cuda_plan& plan) {
-  const int64_t columns = int64_t{partition::warp_columns(plan.token_blocks)} * plan.warps_n;
+  if (plan.copy_warp == 0) {
+    plan.tile_blocks = partition::blocks_per_warp(plan.token_blocks) * plan.warps_n;
+    plan.cluster = 1;
+  }
+  const int64_t columns = int64_t{layout::kTileN} * plan.tile_blocks;
   const int64_t rows = int64_t{kTokens} * plan.token_blocks;
   plan.n_tiles = static_cast<int32_t>((padded_n(params) + columns - 1) / columns);
   plan.m_tiles = static_cast<int32_t>((params.m + rows - 1) / rows);
-  plan.shared_bytes = memory_of(params, plan).total;
+  plan.shared_bytes = memory_of(params, plan);
   plan.kernel = kernel_index(compute_dtype(params) == QL_BF16, params.bits,
                              form_of(plan.token_blocks, plan.warpgroups != 0, plan.copy_warp != 0),
                              params.group_size);
@@ -227,6 +230,12 @@ const char* plan_fault(const ql_linear_params& params, const ql_cuda_device& dev
     return "token_blocks must be 1, 2, 4 or 8; with copy_warp 1 or 2; with "
            "that and warpgroups 4, 8 or 16";
   }
+  if (kernel_index(false, params.bits,
+                   form_of(plan.token_blocks, plan.warpgroups != 0, plan.copy_warp != 0),
+                   params.group_size) < 0) {
+    return "token_blocks must be 4 at most with 8 bits or groups of 32 or 64; with copy_warp 8 at "
+           "most with such groups";
+  }
   if (plan.copy_warp != 0 && !has_copy_engine(device)) {
     return "this device has no copy engine; set copy_warp to 0";
   }
@@ -238,17 +247,27 @@ const char* plan_fault(const ql_linear_params& params, const ql_cuda_device& dev
     return "warps_n * warps_k must be a multiple of 4 with copy_warp: registers move between fours";
   }
   if (plan.warpgroups != 0 && plan.warps_n % partition::kWarpgroupWarps != 0) {
-    return "warps_n must be 4 or 8 with warpgroups: four warps multiply together";
+    return "warps_n must be a multiple of 4 with warpgroups: four warps multiply together";
   }
-  if (plan.warps_n < 1 || plan.warps_n > partition::kMaxWarpsN ||
-      (plan.warps_n & (plan.warps_n - 1)) != 0) {
+  if (plan.copy_warp != 0) {
+    const int least = partition::fed_blocks_per_warp(plan.token_blocks);
+    if (plan.warps_n < 1 || plan.tile_blocks < least || plan.tile_blocks > plan.warps_n * least) {
+      return "tile_blocks must be 4 to 4 * warps_n with copy_warp, with warpgroups 1 to warps_n";
+    }
+    if (plan.cluster < 1 || plan.cluster > partition::kMaxCluster ||
+        plan.ctas % plan.cluster != 0) {
+      return "cluster must be 1 to 8 and divide ctas";
+    }
+    if (plan.whole_tiles == 0) return "whole_tiles must be 1 with copy_warp: clusters share tiles";
+  } else if (plan.warps_n < 1 || plan.warps_n > partition::kMaxWarpsN ||
+             (plan.warps_n & (plan.warps_n - 1)) != 0) {
     return "warps_n must be 1, 2, 4 or 8";
   }
   if (plan.warps_k < 1 || plan.warps_k > partition::kMaxWarpsK) return "warps_k must be 1 to 16";
   if (plan.copy_warp == 0 && plan.warps_n > 1 && plan.warps_k > partition::kMaxBarrierGroups) {
     return "warps_k must be 15 at most where warps_n is above 1: so many named barriers there are";
   }
-  if (plan.warps_n * plan.warps_k * 32 > partition::max_threads(plan.token_blocks)) {
+  if (plan.warps_n * plan.warps_k * 32 > max_threads_of(plan)) {
     return "too many warps for the registers of this kernel";
   }
   if (plan.stages < 2 ||
@@ -262,7 +281,7 @@ const char* plan_fault(const ql_linear_params& params, const ql_cuda_device& dev
   }
   const int64_t tiles = int64_t{complete.m_tiles} * complete.n_tiles;
   if (tiles >= int64_t{1} << 31) return "too many tiles";
-  const int64_t granules = plan.whole_tiles ? tiles : tiles * tile_steps(params);
+  const int64_t granules = plan.whole_tiles ? tiles * complete.cluster : tiles * tile_steps(params);
   if (plan.ctas < 1 || plan.ctas > granules) {
     return "ctas must be 1 at least, and at most one per tile (whole_tiles) or step";
   }
@@ -286,22 +305,23 @@ partition::Stripes stripes_of(const ql_linear_params& params, const ql_cuda_plan
 void for_each_candidate(const ql_linear_params& params, const ql_cuda_device& device, int flags,
                         const SeeCandidate& see) {
   const bool invariant = (flags & QL_CUDA_BATCH_INVARIANT) != 0;
-  for (const Form kind : {Form::kAlone, Form::kFed, Form::kFedWarpgroups}) {
-    const int blocks = token_blocks_for(params.m, kind);
-    // Forms for few rows do not serve many; warpgroups waste much on few.
-    if (kind == Form::kFed && blocks * kTokens < params.m) continue;
-    if (kind == Form::kFedWarpgroups && (invariant || params.m <= 2 * kTokens)) continue;
-    ql_cuda_plan plan{};
-    plan.warpgroups = kind == Form::kFedWarpgroups ? 1 : 0;
-    plan.copy_warp = kind == Form::kAlone ? 0 : 1;
-    plan.token_blocks = blocks;
-    // Fewer rows per tile where nothing else fits: small shared memory and wide codes. Without the
-    // copy engine also where the model expects more of it: 99 KiB leave a large tile few warps.
-    while ((!see_warps(params, device, invariant, plan, see) || !has_copy_engine(device)) &&
-           form_of(plan.token_blocks / 2, plan.warpgroups != 0, plan.copy_warp != 0) >= 0) {
-      plan.token_blocks /= 2;
-    }
+  ql_cuda_plan plan{};
+  plan.token_blocks = token_blocks_for(params, Form::kAlone);
+  // Fewer rows per tile where nothing else fits: small shared memory and wide codes. Without the
+  // copy engine also where the model expects more of it: 99 KiB leave a large tile few warps.
+  while ((!see_warps(params, device, invariant, plan, see) || !has_copy_engine(device)) &&
+         plan.token_blocks > 1) {
+    plan.token_blocks /= 2;
   }
+  if (invariant || !has_copy_engine(device) || !x_can_be_copied(params)) return;
+  const int few = token_blocks_for(params, Form::kFed);
+  if (few * kTokens >= params.m) {
+    see_fed(params, device, few, false, see);
+    return;
+  }
+  const int many = token_blocks_for(params, Form::kFedWarpgroups);
+  see_fed(params, device, many, true, see);
+  if (many == partition::kMaxTokenBlocks) see_fed(params, device, many / 2, true, see);
 }
 
 ql_cuda_plan choose_plan(const ql_linear_params& params, const ql_cuda_device& device, int flags) {

@@ -55,8 +55,8 @@ __device__ __forceinline__ void wait_for_oldest(int stages) {
   }
 }
 
-// Copies a box of a matrix into shared memory, in the 128-byte swizzle, by one thread for all; what
-// lies outside the matrix becomes zero. The barrier counts the bytes. Hopper and later.
+// Copies a box of an array into shared memory, by one thread for all; what lies outside the array
+// becomes zero. The barrier counts the bytes. Hopper and later.
 __device__ __forceinline__ void copy_box(uint32_t to, const void* tensor_map, int column, int row,
                                          uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
@@ -67,28 +67,26 @@ __device__ __forceinline__ void copy_box(uint32_t to, const void* tensor_map, in
       : "memory");
 #endif
 }
-
-// Copies `bytes`, a multiple of 16, by one thread for all. Hopper and later.
-__device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, int bytes,
-                                          uint32_t barrier) {
+__device__ __forceinline__ void copy_box(uint32_t to, const void* tensor_map, int column, int row,
+                                         int piece, uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(to),
-      "l"(from), "r"(bytes), "r"(barrier)
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+      "l"(tensor_map), "r"(column), "r"(row), "r"(piece), "r"(barrier)
       : "memory");
+#endif
+}
+// Has the copy engine look at a map before it is needed.
+__device__ __forceinline__ void prefetch_map(const void* tensor_map) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("prefetch.tensormap [%0];" ::"l"(tensor_map) : "memory");
 #endif
 }
 
 __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-#endif
-}
-// Arrives when all asynchronous copies that this thread has started are done.
-__device__ __forceinline__ void barrier_arrive_after_copies(uint32_t barrier) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 #endif
 }
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
@@ -119,6 +117,44 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, int phase) {
 #endif
 }
 
+// Thread blocks of a cluster. Each arrives here once at its start, and waits before it looks at
+// another's shared memory.
+__device__ __forceinline__ void cluster_started() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_all_started() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+// An address of this thread block's shared memory, as that of the rank-th of the cluster.
+__device__ __forceinline__ uint32_t cluster_address(uint32_t address, int rank) {
+  uint32_t mapped = address;
+#if __CUDA_ARCH__ >= 900
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
+#endif
+  return mapped;
+}
+__device__ __forceinline__ void cluster_arrive(uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
+               : "memory");
+#endif
+}
+// Stores into another's shared memory; its barrier counts the bytes.
+__device__ __forceinline__ void send_cluster_16(uint32_t to, float4 value, uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(to),
+      "r"(__float_as_uint(value.x)), "r"(__float_as_uint(value.y)), "r"(__float_as_uint(value.z)),
+      "r"(__float_as_uint(value.w)), "r"(barrier)
+      : "memory");
+#endif
+}
+
 // Moves registers between groups of four warps; Hopper (sm_90a).
 template <int kRegisters>
 __device__ __forceinline__ void take_registers() {
@@ -133,6 +169,10 @@ __device__ __forceinline__ void give_registers() {
 #endif
 }
 
+// Counts this warp at a barrier without waiting there.
+__device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
 __device__ __forceinline__ void named_barrier(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
@@ -144,6 +184,12 @@ __device__ __forceinline__ uint4 load_shared_16(uint32_t from) {
                : "r"(from)
                : "memory");
   return value;
+}
+
+__device__ __forceinline__ float4 load_float4(uint32_t from) {
+  const uint4 bits = load_shared_16(from);
+  return make_float4(__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z),
+                     __uint_as_float(bits.w));
 }
 
 __device__ __forceinline__ uint32_t load_shared_4(uint32_t from) {

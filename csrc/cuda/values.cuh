@@ -68,8 +68,7 @@ __device__ __forceinline__ void store_value(unsigned char* y, int64_t index, flo
 }
 
 // Adds the bias and stores four results from feature n on, or as many as there are.
-__device__ __forceinline__ void store_results(const LinearArgs& args, int64_t row, int n,
-                                              float4 sum) {
+__device__ __forceinline__ void store_results(const Output& args, int64_t row, int n, float4 sum) {
   if (n >= args.n) return;
   float values[4] = {sum.x, sum.y, sum.z, sum.w};
   if (args.bias != nullptr) {

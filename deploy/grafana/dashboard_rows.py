@@ -183,14 +183,21 @@ def gpu() -> list[Panel]:
     """What explains a slow day; empty on a CPU."""
     name = "{{instance}} {{device}}"
     return [
-        lines("Clock", "Of the multiprocessors.",
-              Query(f"qlinear_gpu_clock_hertz{{{ON}}}", name), unit="hertz", width=6),
+        lines("Clock", "Of the multiprocessors, and of the memory.",
+              Query(f"qlinear_gpu_clock_hertz{{{ON}}}", name),
+              Query(f"qlinear_gpu_memory_clock_hertz{{{ON}}}", f"{name} memory"),
+              unit="hertz", width=6),
         lines("Throttled", "1 while power, heat or hardware keep the clock down.",
               Query(f"qlinear_gpu_throttled{{{ON}}}", name), top=1, width=6),
         lines("Power", "Drawn now.",
               Query(f"qlinear_gpu_power_watts{{{ON}}}", name), unit="watt", width=6),
         lines("Temperature", "Of the GPU.",
               Query(f"qlinear_gpu_temperature_celsius{{{ON}}}", name), unit="celsius", width=6),
+        lines("Why it is throttled", "Share of the last five minutes, by reason.",
+              Query(f"avg_over_time(qlinear_gpu_throttle_reason{{{ON}}}[5m])",
+                    f"{name} {{{{reason}}}}"), unit="percentunit", top=1, width=12),
+        lines("Memory errors", "ECC, since the driver was loaded. Uncorrected ones end what ran.",
+              Query(f"qlinear_gpu_memory_errors{{{ON}}}", f"{name} {{{{kind}}}}"), width=12),
     ]  # fmt: skip
 
 

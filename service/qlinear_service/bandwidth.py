@@ -7,13 +7,42 @@ and the time as a clock that is handed in.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from qlinear_service.metric_families import Family
+from qlinear_service.measured import MeasuredLayer
+from qlinear_service.metric_families import Family, Histogram
 from qlinear_service.roofline import Roofline
 
-__all__ = ["WINDOW_SECONDS", "Launches", "Live"]
+__all__ = ["WINDOW_SECONDS", "Batches", "Launches", "Live"]
 
 WINDOW_SECONDS = 10
 """Of whole seconds of the clock: the running one and those before it."""
+
+
+@dataclass(slots=True, eq=False)
+class Batches:
+    """What the batches of one layer need, looked up once; series of its shape."""
+
+    shape: str
+    products: int
+    """Multiply-adds of one row."""
+    weight_bytes: int
+    x_elements: int
+    y_elements: int
+    rows: Histogram
+    requests: Histogram
+
+    @classmethod
+    def of(cls, measured: MeasuredLayer, families: Mapping[str, Family]) -> "Batches":
+        """Return what those of `measured` need."""
+        spec = measured.spec
+        return cls(
+            shape=spec.shape,
+            products=spec.n * spec.k,
+            weight_bytes=measured.streamed_bytes,
+            x_elements=spec.k,
+            y_elements=spec.n,
+            rows=families["qlinear_batch_rows"].histogram(spec.shape),
+            requests=families["qlinear_batch_requests"].histogram(spec.shape),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

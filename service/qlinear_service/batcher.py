@@ -11,13 +11,20 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 from qlinear_service.batching import Batch, Part, WorkItem, WorkQueue
-from qlinear_service.errors import EngineFailure, EngineLost, RequestError, Unavailable
+from qlinear_service.errors import (
+    ActivationsGone,
+    EngineFailure,
+    EngineLost,
+    RequestError,
+    Unavailable,
+)
 from qlinear_service.in_flight import InFlight
 from qlinear_service.ledger import Ledger
-from qlinear_service.log_values import quoted
+from qlinear_service.log_values import event
 from qlinear_service.metrics import Metrics
 from qlinear_service.pending import Settle
 from qlinear_service.results import BatchResult
+from qlinear_service.tracing import BatchTrace, Tracer
 from qlinear_service.watchdog import Watchdog
 
 __all__ = ["Batcher", "RunBatch"]
@@ -34,12 +41,17 @@ class Batcher:
     Args:
         queue: what waits.
         run_batch: computes a batch; may fail in any way.
+        run_lone: does so faster for one that `is_lone` agrees to, without anything beside it.
+        is_lone: says whether a batch is so quick that nothing needs to go on beside it.
+        most_chained: batches that may be with the engine beyond `most_running`, for more layers of
+            the same calls.
         release: told of each item exactly once, when neither queue nor engine will touch its
             slot again. That may be later than its caller's end.
         clock: seconds, the clock of the items' times and of the loop's timers.
         metrics: told of each batch.
         most_running: batches that may be with the engine at a time.
         most_batch_seconds: after which the engine is taken for lost; 0: never.
+        tracer: told of batches in which a call is traced.
     """
 
     def __init__(
@@ -52,11 +64,19 @@ class Batcher:
         metrics: Metrics,
         most_running: int = 1,
         most_batch_seconds: float = 0.0,
+        run_lone: RunBatch | None = None,
+        is_lone: Callable[[Batch], bool] = lambda batch: False,
+        most_chained: int = 0,
+        tracer: Tracer | None = None,
     ) -> None:
         self._queue = queue
         self._run_batch = run_batch
+        self._run_lone = run_lone or run_batch
+        self._is_lone = is_lone
+        self._most_chained = most_chained
         self._clock = clock
         self._metrics = metrics
+        self._tracer = tracer
         self._ledger = Ledger(queue, release)
         self._wake = asyncio.Event()
         self._in_flight = InFlight(most_running, on_fault=self._wake.set)
@@ -122,9 +142,12 @@ class Batcher:
                 waits = self._ledger.begin(batch, self._clock())
                 self._metrics.waited(batch.key.layer, waits)
                 if one_at_a_time:
-                    await self._serve(batch)
+                    await self._serve(batch, self._run_batch)
+                elif not (self._queue.rows or len(self._in_flight)) and self._is_lone(batch):
+                    await self._serve(batch, self._run_lone)
                 else:
-                    self._in_flight.start(self._serve(batch))
+                    self._in_flight.start(self._serve(batch, self._run_batch))
+                    self._start_followers(batch)
         except asyncio.CancelledError:
             if self._wedged is None:
                 raise
@@ -132,6 +155,19 @@ class Batcher:
         finally:
             self._watchdog.stop()
             await self._in_flight.cancel()
+
+    def _start_followers(self, batch: Batch) -> None:
+        """Send other layers of the same calls right behind a batch, without a wait for room.
+
+        So the layers of a call are one chain of launches, and not a matter of several turns.
+        """
+        for items in self._ledger.followers(batch)[: self._most_chained]:
+            follower = self._queue.take_together(items)
+            if follower is None:
+                return
+            waits = self._ledger.begin(follower, self._clock())
+            self._metrics.waited(follower.key.layer, waits)
+            self._in_flight.start(self._serve(follower, self._run_batch))
 
     async def _let_arrivals_in(self) -> None:
         """Let calls that have already reached this process join the next batch.
@@ -149,19 +185,29 @@ class Batcher:
         while not len(self._in_flight) and self._queue.wait_end(now := self._clock()) > now:
             await asyncio.sleep(0)
 
-    async def _serve(self, batch: Batch) -> None:
+    async def _serve(self, batch: Batch, run: RunBatch) -> None:
         try:
-            result = await self._compute(batch)
+            result = await self._compute(batch, run)
         except EngineLost:
             self._end_lost(batch.parts)
             raise
+        except ActivationsGone as error:
+            for part in batch.parts:
+                self._fail_part(part, error)
         except Exception as error:
             if len(batch.parts) == 1:
                 self._fail_part(batch.parts[0], error)
                 return
-            text = "batch_failed layer=%s requests=%d rows=%d action=retry_one_by_one"
-            name = quoted(batch.key.layer)
-            logger.warning(text, name, len(batch.parts), batch.rows, exc_info=error)
+            event(
+                logger,
+                logging.WARNING,
+                "batch_failed",
+                layer=batch.key.layer,
+                requests=len(batch.parts),
+                rows=batch.rows,
+                action="retry_one_by_one",
+                exc_info=error,
+            )
             for number, part in enumerate(batch.parts):
                 try:
                     await self._serve_alone(part)
@@ -169,7 +215,7 @@ class Batcher:
                     self._end_lost(batch.parts[number:])
                     raise
         else:
-            self._ledger.finish(batch, result)
+            self._ledger.finish(batch, *result)
 
     def _end_lost(self, parts: Sequence[Part]) -> None:
         """Tell every caller that the engine is gone, and let go of the parts that it ran."""
@@ -185,18 +231,19 @@ class Batcher:
             return
         alone = Batch(part.item.key, (part,), part.rows)
         try:
-            result = await self._compute(alone)
+            result = await self._compute(alone, self._run_batch)
         except EngineLost:
             raise
         except Exception as error:
             self._fail_part(part, error)
         else:
-            self._ledger.finish(alone, result)
+            self._ledger.finish(alone, *result)
 
-    async def _compute(self, batch: Batch) -> BatchResult:
+    async def _compute(self, batch: Batch, run: RunBatch) -> tuple[BatchResult, BatchTrace | None]:
         number = self._watchdog.begin()
+        began = self._clock()
         try:
-            result = await self._run_batch(batch)
+            result = await run(batch)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -216,19 +263,31 @@ class Batcher:
             transfers=result.transfers,
             kernel_seconds=result.kernel_nanoseconds / 1e9,
         )
-        return result
+        return result, self._traced(batch, result, began)
+
+    def _traced(self, batch: Batch, result: BatchResult, began: float) -> BatchTrace | None:
+        """Show a batch to the tracer; None if there is none or no call of it is traced."""
+        if self._tracer is None:
+            return None
+        calls = [part.item.traceparent for part in batch.parts if part.item.traceparent is not None]
+        if not calls:
+            return None
+        kernel_nanoseconds = result.kernel_nanoseconds
+        trace = BatchTrace("", began, self._clock(), result.transfers, kernel_nanoseconds)
+        return self._tracer.batch(batch.key.layer, batch.rows, calls, trace)
 
     def _fail_part(self, part: Part, error: Exception) -> None:
         """End the call of a part that was computed alone and failed all the same."""
         incident = uuid.uuid4().hex[:12]
-        text, name = "request_failed incident=%s layer=%s rows=%d", quoted(part.item.key.layer)
-        logger.error(text, incident, name, part.item.rows, exc_info=error)
+        name, rows = part.item.key.layer, part.item.rows
+        values = {"incident": incident, "layer": name, "rows": rows}
+        event(logger, logging.ERROR, "request_failed", **values, exc_info=error)
         self._ledger.fail_part(part, EngineFailure(incident))
 
     def _on_wedged(self, seconds: float) -> None:
         """End as with a lost engine: no slot of a batch that may still run is released."""
         self._wedged = EngineLost(f"a batch has run for {seconds:.1f} s and does not end")
-        logger.critical("engine_wedged seconds=%.1f", seconds)
+        event(logger, logging.CRITICAL, "engine_wedged", seconds=seconds)
         self._end_lost(())
         assert self._task is not None, "what runs batches runs"
         self._task.cancel()

@@ -215,6 +215,14 @@ class WorkQueue:
             entry = queue.first()
         return Batch(key, tuple(parts), rows)
 
+    def take_together(self, items: Sequence[WorkItem]) -> Batch | None:
+        """Return a batch of exactly these items of one key; None unless all wait whole."""
+        key, rows = items[0].key, sum(item.rows for item in items)
+        if rows > self.max_batch_rows or any(self.has_begun(item) for item in items):
+            return None
+        entries = [entry for item in items if (entry := self._waiting.get(item.sequence))]
+        return self._take_entries(key, entries, rows, self._pace(key))
+
     def _next(self, now: float) -> Entry:
         """Return the entry that is to be served next; there is one."""
         oldest = self._waiting.oldest()
@@ -231,9 +239,13 @@ class WorkQueue:
 
     def _take_all(self, key: BatchKey, queue: Waiting, pace: Pace) -> Batch:
         """Return all that waits under a key, in order of arrival."""
-        parts, rows = [], queue.rows
-        row_seconds = pace.seconds(rows) / rows
-        for entry in list(queue.all()):
+        return self._take_entries(key, list(queue.all()), queue.rows, pace)
+
+    def _take_entries(
+        self, key: BatchKey, entries: Sequence[Entry], rows: int, pace: Pace
+    ) -> Batch:
+        parts, row_seconds = [], pace.seconds(rows) / rows
+        for entry in entries:
             parts.append(Part(entry.item, entry.next_row, entry.rows_left))
             entry.share.charge(entry.rows_left * row_seconds)
             self._remove(entry)

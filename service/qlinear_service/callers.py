@@ -1,29 +1,59 @@
-"""Who a call is from, as far as sharing evenly goes: its own word, else where it comes from.
+"""What a call's metadata says of its caller: whose turn it takes, its trace, its own id of it.
 
 No proof of anything: a client that takes another's name shares its turns with it.
 """
 
-from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import grpc
 
-__all__ = ["CLIENT_KEY", "client_of"]
+from qlinear_service.tracing import CallTrace, Tracer, kept_trace_id, valid_traceparent
+
+__all__ = ["CLIENT_KEY", "Caller"]
 
 CLIENT_KEY = "qlinear-client-id"
+REQUEST_KEY = "x-request-id"
+TIMING_KEY = "qlinear-want-timing"
+
+MOST_ID_LENGTH = 128
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
-def client_of(context: Context, metadata: Iterable[tuple[str, Any]]) -> str:
-    """Return the metadata `qlinear-client-id`, else the peer's address, without its port.
+class Caller:
+    """Of one unary call, or of one stream.
 
     Args:
         context: of the call or stream.
-        metadata: its own, which each question to the context makes anew.
     """
-    for key, value in metadata:
-        if key == CLIENT_KEY and value:
-            return f"id:{value!s}"
-    # "ipv4:10.0.0.1:4711" or "ipv6:%5B::1%5D:4711": all connections of a machine are one client.
-    return str(context.peer()).rpartition(":")[0]
+
+    __slots__ = (
+        *("client", "request_id", "trace", "trace_id", "traceparent", "tracestate"),
+        "wants_timing",
+    )
+
+    def __init__(self, context: Context) -> None:
+        metadata: Any = context.invocation_metadata() or ()  # each question makes it anew
+        found = dict(metadata)
+        client = found.get(CLIENT_KEY)
+        # "ipv4:10.0.0.1:4711" or "ipv6:%5B::1%5D:4711": all connections of a machine are one.
+        self.client = f"id:{client!s}" if client else str(context.peer()).rpartition(":")[0]
+        self.wants_timing = found.get(TIMING_KEY) == "1"
+        self.traceparent: str | None = None
+        self.tracestate = self.request_id = self.trace_id = ""
+        """`request_id`: as it calls the call in its own logs. `trace_id`: of the trace that shows a
+        unary call, ours or its own; "" if none does."""
+        self.trace: CallTrace | None = None
+        """Of a unary call, if it is traced."""
+        if "traceparent" in found:
+            self.traceparent = valid_traceparent(str(found["traceparent"]))
+            self.tracestate = str(found.get("tracestate", ""))
+            self.trace_id = kept_trace_id(self.traceparent)
+        if REQUEST_KEY in found:
+            self.request_id = str(found[REQUEST_KEY])[:MOST_ID_LENGTH]
+
+    def begin(self, tracer: Tracer, method: str, arrived: float) -> None:
+        """Have a unary call traced, if it is to be."""
+        self.trace = tracer.begin(method, self.traceparent, self.tracestate, arrived)
+        if self.trace is not None:
+            self.trace_id = self.trace.trace_id

@@ -13,6 +13,7 @@ from qlinear_service.config import LimitsConfig
 from qlinear_service.layers import LayerRegistry, LayerSpec
 from qlinear_service.metrics import Metrics
 from qlinear_service.results import Outcome
+from qlinear_service.tracing import CallTrace, Tracer
 from qlinear_service.transport import Transport
 from qlinear_service.wire import CallFields, Parts
 
@@ -29,6 +30,7 @@ class Serving:
         transport: carries calls to the engine.
         limits: what one call may hold.
         metrics: told of each reply.
+        tracer: told of each call, if calls are traced.
     """
 
     def __init__(
@@ -38,11 +40,13 @@ class Serving:
         transport: Transport,
         limits: LimitsConfig,
         metrics: Metrics,
+        tracer: Tracer | None = None,
     ) -> None:
         self.registry = registry
         self.transport = transport
         self.limits = limits
         self.metrics = metrics
+        self.tracer = tracer
         self._checker = Checker(resolve=self._resolve, limits=limits)
 
     def check(self, fields: CallFields) -> CheckedRequest:
@@ -58,7 +62,12 @@ class Serving:
         return [NOTHING] * len(checked.plan.layers)
 
     def encode(
-        self, checked: CheckedRequest, outcomes: Sequence[Outcome], *, timed_since: int | None
+        self,
+        checked: CheckedRequest,
+        outcomes: Sequence[Outcome],
+        *,
+        timed_since: int | None,
+        trace: CallTrace | None = None,
     ) -> Parts:
         """Return a call's results as parts of a MatMulResponse; results are views, not copies.
 
@@ -66,6 +75,7 @@ class Serving:
             checked: the call.
             outcomes: one for each of its layers.
             timed_since: `time.perf_counter_ns()` at its arrival, if it wants timings.
+            trace: told of its way, if it is traced.
         """
         started = time.perf_counter()
         parts: Parts = []
@@ -73,7 +83,10 @@ class Serving:
             parts.append(_timings(checked, outcomes, timed_since))
         for place, outcome in zip(range(len(checked.plan.layers)), outcomes, strict=True):
             parts += encode_result(checked.plan, place, outcome.pieces)
-        self.metrics.replied(time.perf_counter() - started)
+        ended = time.perf_counter()
+        self.metrics.replied(ended - started)
+        if trace is not None:
+            trace.answered(outcomes, started, ended)
         return parts
 
     def _resolve(self, name: str) -> LayerSpec:

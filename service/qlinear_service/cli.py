@@ -21,6 +21,7 @@ VERBS = {
     "inspect": "show what a checkpoint or packed file holds",
     "call": "send one activation array to a running server",
     "load": "drive a running server and show latencies, rates and wrong answers",
+    "top": "show what a running server does, in a terminal; --json for machines",
     "doctor": "say what this machine has for serving; --health asks a running server",
     "plan": "show how a product is cut on a GPU, and what it takes; needs no GPU",
     "bench": "measure this machine with the benchmarks of a source checkout",

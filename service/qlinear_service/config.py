@@ -9,10 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from qlinear_service.config_fields import Group, OptionError, computed_option, option
+from qlinear_service.config_tracing import TracingConfig
 from qlinear_service.kernels.build import default_cache_dir
 
 __all__ = [
     "AUTO",
+    "SMALLEST_SLOT_BYTES",
+    "TRANSFERS",
     "UNQUANTIZED",
     "BatchingConfig",
     "KernelConfig",
@@ -32,6 +35,9 @@ SMALLEST_SLOT_BYTES = 1024
 AUTO = "auto"
 UNQUANTIZED = (AUTO, "skip", "keep", "rtn", "mse")
 """What may become of the layers that a checkpoint holds unquantized."""
+
+TRANSFERS = ("auto", "slab", "pinned")
+"""How rows may get to a GPU and back."""
 
 
 def size_class(nbytes: int) -> int:
@@ -83,6 +89,7 @@ class ServerConfig(Group):
     )
     reflection: bool = option(True, "Offer gRPC server reflection, for grpcurl and the like.")
     log_level: str = option("info", "Least level that is logged: debug, info, warning or error.")
+    log_format: str = option("text", "Form of log lines: text (key=value) or json.")
 
     def __post_init__(self) -> None:
         Group.__post_init__(self)
@@ -98,6 +105,8 @@ class ServerConfig(Group):
             raise OptionError(
                 "log_level", f"is {self.log_level!r}; expected debug, info, warning or error"
             )
+        if self.log_format not in ("text", "json"):
+            raise OptionError("log_format", f"is {self.log_format!r}; expected text or json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,6 +250,11 @@ class KernelConfig(Group):
         minimum=0,
         maximum=600,
     )
+    transfers: str = option(
+        "auto",
+        "How rows get to a GPU and back: slab, kernels read and write where calls lie; pinned, "
+        "copies through pinned buffers; auto, whichever is faster for the batch.",
+    )
     unquantized: str = option(
         AUTO,
         "What becomes of layers that a checkpoint holds unquantized: skip; keep: multiply through "
@@ -261,6 +275,9 @@ class KernelConfig(Group):
         if self.unquantized not in UNQUANTIZED:
             choices = ", ".join(UNQUANTIZED)
             raise OptionError("unquantized", f"is {self.unquantized!r}; expected {choices}")
+        if self.transfers not in TRANSFERS:
+            choices = ", ".join(TRANSFERS)
+            raise OptionError("transfers", f"is {self.transfers!r}; expected {choices}")
         if self.torch_only and is_cuda:
             raise OptionError("torch_only", f"is true, and that is for the CPU, not {self.device}")
 
@@ -278,3 +295,4 @@ class ServiceConfig:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     batching: BatchingConfig = field(default_factory=BatchingConfig)
     kernels: KernelConfig = field(default_factory=KernelConfig)
+    tracing: TracingConfig = field(default_factory=TracingConfig)

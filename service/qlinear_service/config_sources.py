@@ -21,6 +21,7 @@ from qlinear_service.config import (
     ServerConfig,
     ServiceConfig,
 )
+from qlinear_service.config_tracing import TracingConfig
 from qlinear_service.errors import ConfigError
 
 __all__ = ["Resolved", "add_flags", "flag_values", "format_json", "format_table", "resolve"]
@@ -32,6 +33,7 @@ GROUPS: dict[str, type[Any]] = {
     "limits": LimitsConfig,
     "batching": BatchingConfig,
     "kernels": KernelConfig,
+    "tracing": TracingConfig,
 }
 
 

@@ -23,7 +23,7 @@ from qlinear_service.dtypes import DType
 from qlinear_service.kernels import layout
 from qlinear_service.kernels.backends import Kernels
 from qlinear_service.layers import QuantizedLinear
-from qlinear_service.log_values import quoted
+from qlinear_service.log_values import event
 from qlinear_service.publish import publish
 
 __all__ = ["HostStepper", "Stepper", "cost_curves", "measure_curves", "read_kept"]
@@ -118,8 +118,8 @@ def cost_curves(
     )
     measured = {shape: curve for shape, curve in curves.items() if curve != kept.get(shape)}
     seconds = clock() - started
-    text = "cost_curves shapes=%d measured=%d seconds=%.3f"
-    logger.info(text, len(by_shape), len(measured), seconds)
+    values = {"shapes": len(by_shape), "measured": len(measured), "seconds": seconds}
+    event(logger, logging.INFO, "cost_curves", **values)
     if measured and not stop.is_set():  # what a stop has cut short would stay so
         _keep(file, identity, {**kept, **measured})
     return curves
@@ -218,7 +218,7 @@ def read_kept(file: Path, identity: str) -> dict[str, CostCurve]:
     except FileNotFoundError:
         return {}
     except UNREADABLE as error:
-        logger.warning("curves_unreadable file=%s error=%s", quoted(str(file)), quoted(str(error)))
+        event(logger, logging.WARNING, "curves_unreadable", file=file, error=error)
         return {}
 
 
@@ -237,7 +237,7 @@ def _keep(file: Path, identity: str, curves: Mapping[str, CostCurve]) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             written.unlink()  # a full disk leaves a part
-        logger.info("curves_not_kept file=%s error=%s", quoted(str(file)), quoted(str(error)))
+        event(logger, logging.INFO, "curves_not_kept", file=file, error=error)
 
 
 def _processor() -> str:

@@ -25,6 +25,7 @@ from qlinear_service.roofline import Roofline
 from qlinear_service.slots import Slab
 
 __all__ = [
+    "QUICK_SECONDS",
     "BatchRunner",
     "CpuRunner",
     "Engine",
@@ -48,6 +49,10 @@ class BatchRunner(Protocol):
     def most_in_flight(self) -> int:
         """Batches that may be handed to `run` at a time."""
 
+    @property
+    def most_chained(self) -> int:
+        """Batches beyond that, for more layers of the same calls."""
+
     async def run(self, batch: Batch) -> BatchResult:
         """Return the result rows of each part; on the event loop, without blocking it for long.
 
@@ -55,6 +60,14 @@ class BatchRunner(Protocol):
             EngineLost: nothing can be computed any more.
             Exception: this batch has failed; another may succeed.
         """
+        ...
+
+    def is_lone(self, batch: Batch) -> bool:
+        """Say whether `batch` is so quick that nothing needs to go on beside it."""
+        ...
+
+    async def run_lone(self, batch: Batch) -> BatchResult:
+        """Do what `run` does, faster, for a batch that `is_lone`, with no other beside it."""
         ...
 
     def stop(self, timeout_seconds: float) -> bool:
@@ -205,6 +218,7 @@ class CpuRunner:
     """
 
     most_in_flight = 1
+    most_chained = 0
 
     def __init__(self, engine: Engine, worker: WorkerThread) -> None:
         self._engine = engine
@@ -215,6 +229,14 @@ class CpuRunner:
         if self._engine.is_quick(batch):
             return self._engine.run(batch)
         return await self._worker.run(self._engine.run, batch)
+
+    def is_lone(self, batch: Batch) -> bool:
+        """Return False: batches run one at a time in any case."""
+        return False
+
+    async def run_lone(self, batch: Batch) -> BatchResult:
+        """Do what `run` does."""
+        return await self.run(batch)
 
     def stop(self, timeout_seconds: float) -> bool:
         """Do nothing: there is no thread of its own."""

@@ -27,6 +27,7 @@ from pathlib import Path
 from qlinear_service.log_values import printable
 
 __all__ = [
+    "ActivationsGone",
     "BuildError",
     "Cancelled",
     "CheckpointError",
@@ -69,6 +70,10 @@ class OutOfDeviceMemory(QlinearError):
 
 class EngineLost(QlinearError):
     """The device fails whatever is asked of it; no call can be computed in this process."""
+
+
+class ActivationsGone(QlinearError):
+    """A batch failed when results had taken the place of its rows; it cannot be tried again."""
 
 
 class CheckpointError(QlinearError):

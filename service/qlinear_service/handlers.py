@@ -15,12 +15,14 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from qlinear.v1 import linear_pb2
+from qlinear_service.callers import Caller
 from qlinear_service.codec import requested_layers
 from qlinear_service.errors import InvalidRequest
 from qlinear_service.lifecycle import Lifecycle
 from qlinear_service.metrics import Metrics
 from qlinear_service.servicer import LinearServicer
 from qlinear_service.statuses import Status, code_of, status_of
+from qlinear_service.tracing import Tracer
 from qlinear_service.wire import read_call
 
 __all__ = ["SERVICE", "Handlers"]
@@ -38,12 +40,21 @@ class Handlers:
         servicer: answers calls.
         lifecycle: says whether calls may enter, and counts them.
         metrics: told of each unary call.
+        tracer: told of each MatMul, if calls are traced.
     """
 
-    def __init__(self, servicer: LinearServicer, *, lifecycle: Lifecycle, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        servicer: LinearServicer,
+        *,
+        lifecycle: Lifecycle,
+        metrics: Metrics,
+        tracer: Tracer | None = None,
+    ) -> None:
         self._servicer = servicer
         self._lifecycle = lifecycle
         self._metrics = metrics
+        self._tracer = tracer
 
     def generic_handler(self) -> grpc.GenericRpcHandler:
         """Return what a server registers for the service."""
@@ -86,15 +97,15 @@ class Handlers:
                 return await serve(received, context)
             except DecodeError:
                 text = f"the request is not a valid message for {method}"
-                status = status_of(InvalidRequest(text), method)
+                status = _status_of(InvalidRequest(text), method, context)
             except asyncio.CancelledError as error:
                 if _is_cancelled():
                     raise  # gRPC cancelled this call: nobody is left to be told
                 # Something inside was cancelled, the call was not: raising on would leave the
                 # client without any answer (grpc/grpc#29248).
-                status = status_of(error, method)
+                status = _status_of(error, method, context)
             except Exception as error:
-                status = status_of(error, method)
+                status = _status_of(error, method, context)
             await _abort(status, context)
             return b""  # unread: gRPC looks at how the call was aborted first
 
@@ -104,24 +115,47 @@ class Handlers:
         self, name: str, parse: Callable[[bytes], Any], encode: Callable[[Any], bytes], serve: Any
     ) -> Behavior:
         """Return a unary method from bytes to bytes, which counts its calls."""
-        finished = self._metrics.call_finished
+        tracer = self._tracer if name == "MatMul" else None
 
         async def behavior(raw: bytes, context: Context) -> bytes:
             arrived = time.perf_counter()
+            caller = Caller(context)
+            if tracer is not None:
+                caller.begin(tracer, name, arrived)
             request: object = None
             try:
                 self._lifecycle.check()
                 request = parse(raw)
-                response = encode(await serve(request, context))
+                response = encode(await serve(request, context, caller))
             except BaseException as error:
                 code, reason = _end_of(error, context)
-                seconds = time.perf_counter() - arrived
-                finished(name, requested_layers(request), code.name, seconds, reason=reason)
+                self._finished(name, request, caller, code.name, arrived, reason)
                 raise
-            finished(name, requested_layers(request), "OK", time.perf_counter() - arrived)
+            self._finished(name, request, caller, "OK", arrived)
             return response
 
         return behavior
+
+    def _finished(
+        self,
+        name: str,
+        request: object,
+        caller: Caller,
+        code: str,
+        arrived: float,
+        reason: str = "",
+    ) -> None:
+        """Tell metrics and the tracer how a unary call has ended."""
+        self._metrics.call_finished(
+            name,
+            requested_layers(request),
+            code,
+            time.perf_counter() - arrived,
+            reason=reason,
+            trace_id=caller.trace_id,
+        )
+        if caller.trace is not None:
+            caller.trace.end(code)
 
     def _stream(self, serve: Behavior) -> Behavior:
         async def behavior(received: Any, context: Context) -> None:
@@ -149,6 +183,12 @@ def _end_of(error: BaseException, context: Context) -> tuple[grpc.StatusCode, st
 def _is_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and bool(task.cancelling())
+
+
+def _status_of(error: BaseException, method: str, context: Context) -> Status:
+    """Return the status that tells the caller of an error; the log names the caller's own ids."""
+    caller = Caller(context)
+    return status_of(error, method, request=caller.request_id, trace_id=caller.trace_id)
 
 
 async def _abort(status: Status, context: Context) -> None:

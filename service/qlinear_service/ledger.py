@@ -11,6 +11,7 @@ from qlinear_service.batching import WorkQueue, too_late
 from qlinear_service.errors import Cancelled, RequestError
 from qlinear_service.pending import Pending, PendingCall, Settle
 from qlinear_service.results import BatchResult
+from qlinear_service.tracing import BatchTrace
 from qlinear_service.work import Batch, Part, WorkItem
 
 __all__ = ["Ledger"]
@@ -82,6 +83,22 @@ class Ledger:
                 waits.append(pending.queue_seconds)
         return waits
 
+    def followers(self, batch: Batch) -> list[tuple[WorkItem, ...]]:
+        """Return what the calls of a batch ask of their next layers: the items of each, in order.
+
+        Nothing unless all of them ask for the same layers.
+        """
+        found = []
+        for part in batch.parts:
+            items = self._pending[part.item.sequence].call.items
+            if len(items) == 1 or part.rows < part.item.rows:
+                return []
+            found.append(items[items.index(part.item) + 1 :])
+        if len(set(map(len, found))) > 1:
+            return []
+        layers = list(zip(*found, strict=True))
+        return layers if all(len({item.key for item in each}) == 1 for each in layers) else []
+
     def is_wanted(self, part: Part, now: float) -> bool:
         """Say whether anybody can use the result of a part that runs; if not, end it."""
         call = self._pending[part.item.sequence].call
@@ -92,16 +109,20 @@ class Ledger:
             return False
         return True
 
-    def finish(self, batch: Batch, result: BatchResult) -> None:
-        """Hand out the results of a batch."""
+    def finish(self, batch: Batch, result: BatchResult, trace: BatchTrace | None = None) -> None:
+        """Hand out the results of a batch; `trace` is told to its calls, if any of them asked."""
         for part, piece in zip(batch.parts, result.rows, strict=True):
             item = part.item
             pending = self._pending[item.sequence]
+            if result.in_slots and not pending.call.is_settled:
+                piece = memoryview(bytes(piece))  # its slot may have another owner in a moment
             pending.pieces[part.start] = piece
             pending.rows_done += part.rows
             if batch.rows > pending.batch_rows:
                 pending.batch_rows = batch.rows
             pending.kernel_nanoseconds += result.kernel_nanoseconds
+            if trace is not None:
+                pending.traces += (trace,)
             if pending.rows_done == item.rows:
                 _complete(pending)
             pending.parts_running -= 1

@@ -1,12 +1,13 @@
 """What loading hands to the server: layers, kernels, and what was measured of the machine."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from qlinear_service.cost import CostCurve
 from qlinear_service.gpu.streams import Device
 from qlinear_service.kernels.backends import Kernels
 from qlinear_service.layers import LayerRegistry
+from qlinear_service.measured import Telemetry
 from qlinear_service.roofline import Roofline
 
 __all__ = ["Loaded"]
@@ -24,7 +25,7 @@ class Loaded:
     """What batches cost, by `LayerSpec.shape`, where that was measured."""
     gpu: Device | None = None
     """Where the layers are; None is the host's memory."""
-    gauges: Callable[[], Mapping[str, float]] | None = None
-    """What the GPU says of itself, by the names of metrics."""
+    telemetry: Telemetry | None = None
+    """What the GPU says of itself."""
     tuned_bandwidths: tuple[tuple[str, int, float], ...] = ()
     """Shape, rows and bytes per second of loaded layers, as the tables of measured plans say."""

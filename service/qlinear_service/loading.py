@@ -7,7 +7,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -27,7 +27,8 @@ from qlinear_service.kernels.assembly import Converter
 from qlinear_service.kernels.backends import CpuKernels, Kernels, load_kernels
 from qlinear_service.layers import LayerRegistry, LayerSpec, QuantizedLinear
 from qlinear_service.loaded import Loaded
-from qlinear_service.log_values import quoted
+from qlinear_service.log_values import event
+from qlinear_service.measured import Telemetry
 from qlinear_service.roofline import Roofline
 from qlinear_service.selftest import run_self_test
 
@@ -50,7 +51,7 @@ class Place(Protocol):
         """What the engine works with; None is the host itself."""
 
     @property
-    def gauges(self) -> Callable[[], Mapping[str, float]] | None:
+    def telemetry(self) -> Telemetry | None:
         """What the device says of itself."""
 
     def check_fits(self, specs: Iterable[LayerSpec]) -> None:
@@ -75,7 +76,7 @@ class HostPlace:
     """The memory of the host, and the CPU."""
 
     device = None
-    gauges = None
+    telemetry = None
 
     def __init__(self, config: KernelConfig, stop: threading.Event) -> None:
         self._threads = config.cpu_threads
@@ -133,7 +134,7 @@ def load(path: Path, config: KernelConfig, stop: threading.Event) -> Loaded:
     # Slow kernels that nobody asked for must be seen at any level.
     unwanted = kernels.name == "torch" and not config.torch_only
     level = logging.WARNING if unwanted else logging.INFO
-    logger.log(level, "kernels name=%s description=%s", kernels.name, quoted(kernels.description))
+    event(logger, level, "kernels", name=kernels.name, description=kernels.description)
     converter = Converter(device=torch.device(config.device))
     if isinstance(kernels, CpuKernels):
         converter = Converter(pack_codes=kernels.pack_codes)
@@ -147,7 +148,8 @@ def load(path: Path, config: KernelConfig, stop: threading.Event) -> Loaded:
         raise CheckpointError(path, "holds no linear layer that is served (see --unquantized)")
     started = time.perf_counter()
     kinds = place.self_test(registry)
-    logger.info("self_test kinds=%d seconds=%.3f", kinds, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    event(logger, logging.INFO, "self_test", kinds=kinds, seconds=seconds)
     roofline = _probe(place)
     return Loaded(
         registry=registry,
@@ -155,7 +157,7 @@ def load(path: Path, config: KernelConfig, stop: threading.Event) -> Loaded:
         roofline=roofline,
         curves=_curves(place, registry, config, stop),
         gpu=place.device,
-        gauges=place.gauges,
+        telemetry=place.telemetry,
         tuned_bandwidths=tuple(place.tuned_bandwidths(registry)),
     )
 
@@ -175,7 +177,8 @@ def _load_model(
         registry.add(put(layer))
         loaded += 1
     seconds = time.perf_counter() - started
-    logger.info("loaded model=%s layers=%d seconds=%.3f", quoted(source.name), loaded, seconds)
+    values = {"model": source.name, "layers": loaded, "seconds": seconds}
+    event(logger, logging.INFO, "loaded", **values)
     return True
 
 
@@ -185,12 +188,15 @@ def _curves(
     """Return what batches of each shape cost there; none if that is not to be measured."""
     if not config.measure_seconds:
         return {}
-    kernels = place.kernels
-    stepper = HostStepper(kernels) if place.device is None else DeviceStepper(place.device)
+    kernels, device = place.kernels, f"{place.kernels.name}: {place.kernels.description}"
+    stepper: HostStepper | DeviceStepper = HostStepper(kernels)
+    if place.device is not None:
+        stepper = DeviceStepper(place.device, config.transfers)
+        device += f", {config.transfers}"
     return cost_curves(
         stepper,
         registry,
-        device=f"{kernels.name}: {kernels.description}",
+        device=device,
         cache_dir=config.cache_dir,
         most_seconds=config.measure_seconds,
         stop=stop,
@@ -200,10 +206,12 @@ def _curves(
 def _probe(place: Place) -> Roofline:
     started = time.perf_counter()
     roofline = place.probe()
-    logger.info(
-        "probe peak_bytes_per_second=%.3g products_per_second=%.3g seconds=%.3f",
-        roofline.peak_bytes_per_second,
-        roofline.products_per_second,
-        time.perf_counter() - started,
+    event(
+        logger,
+        logging.INFO,
+        "probe",
+        peak_bytes_per_second=roofline.peak_bytes_per_second,
+        products_per_second=roofline.products_per_second,
+        seconds=time.perf_counter() - started,
     )
     return roofline

@@ -5,9 +5,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
-__all__ = ["Load", "MeasuredLayer", "MeasuredSpec"]
+__all__ = ["Load", "MeasuredLayer", "MeasuredSpec", "Telemetry"]
+
+Telemetry: TypeAlias = Callable[[], Mapping[tuple[str, ...], float]]
+"""What a device says of itself: the name of a metric and its labels behind `device` -> value. Safe
+to call from any thread, and never waits for the device."""
 
 
 class MeasuredSpec(Protocol):

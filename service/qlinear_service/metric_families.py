@@ -1,17 +1,12 @@
 """Every metric of the server: name, type, labels, buckets, and one line on how to read it.
 
-A family holds its series as plain numbers, made at first use and found again by the tuple of
-their label values. Each series has one writer, so counting takes no lock and a fraction of a
-microsecond; `Family.collect` copies them for a scrape from any thread. Knows no event and no time.
+Series are made at their first use; `metric_series.py` holds them. Knows no event and no time.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from dataclasses import replace
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.metrics_core import Metric
+from qlinear_service.metric_series import Family, Histogram, Number, quantile
 
 __all__ = ["Family", "Histogram", "Number", "m_label", "new_families", "quantile"]
 
@@ -29,99 +24,6 @@ M_LABELS = (*(str(bound) for bound in M_BOUNDS), "inf")
 def m_label(rows: int) -> str:
     """Return the label `m` of a batch of so many rows: the next bound, or "inf"."""
     return M_LABELS[bisect_left(M_BOUNDS, rows)]
-
-
-class Number:
-    """One series of a counter or gauge."""
-
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value = 0.0
-
-
-class Histogram:
-    """One series of a histogram."""
-
-    __slots__ = ("bounds", "counts", "total")
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        """Observations of each bucket alone; the last one has no bound."""
-        self.total = 0.0
-
-    def observe(self, value: float) -> None:
-        """Count one observation."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
-
-
-def quantile(bounds: tuple[float, ...], counts: Iterable[int], q: float) -> float | None:
-    """Return the q-quantile as Prometheus estimates it from buckets; None without observations."""
-    cumulative = list(accumulate(counts))
-    if not cumulative[-1]:
-        return None
-    rank = q * cumulative[-1]
-    bucket = bisect_left(cumulative, rank)
-    if bucket == len(bounds):
-        return bounds[-1]
-    low, before = (bounds[bucket - 1], cumulative[bucket - 1]) if bucket else (0.0, 0)
-    return low + (bounds[bucket] - low) * (rank - before) / (cumulative[bucket] - before)
-
-
-@dataclass(slots=True, eq=False)
-class Family:
-    """One metric and its series."""
-
-    name: str
-    kind: str
-    """counter, gauge or histogram."""
-    labels: tuple[str, ...]
-    text: str
-    """The help line: how to read it."""
-    bounds: tuple[float, ...] = ()
-    """Upper bounds of a histogram's buckets, without the last one, +Inf."""
-    numbers: dict[tuple[str, ...], Number] = field(default_factory=dict)
-    histograms: dict[tuple[str, ...], Histogram] = field(default_factory=dict)
-
-    def number(self, *values: str) -> Number:
-        """Return the series with these label values, made at its first use."""
-        series = self.numbers.get(values)
-        if series is None:
-            series = self.numbers[values] = Number()
-        return series
-
-    def histogram(self, *values: str) -> Histogram:
-        """Return the series with these label values, made at its first use."""
-        series = self.histograms.get(values)
-        if series is None:
-            series = self.histograms[values] = Histogram(self.bounds)
-        return series
-
-    def collect(self, more: Iterable[tuple[tuple[str, ...], float]] = ()) -> Metric:
-        """Return what a scrape shows: this family's series and, of a gauge, those of `more`."""
-        if self.kind == "histogram":
-            return self._collect_histograms()
-        family = (
-            CounterMetricFamily(self.name, self.text, labels=self.labels)
-            if self.kind == "counter"
-            else GaugeMetricFamily(self.name, self.text, labels=self.labels)
-        )
-        # list() of a dict runs no Python code, so a writer cannot come between.
-        for values, number in list(self.numbers.items()):
-            family.add_metric(values, number.value)
-        for values, value in more:
-            family.add_metric(values, value)
-        return family
-
-    def _collect_histograms(self) -> Metric:
-        family = HistogramMetricFamily(self.name, self.text, labels=self.labels)
-        bounds = [*(str(bound) for bound in self.bounds), "+Inf"]
-        for values, histogram in list(self.histograms.items()):
-            cumulative = accumulate(list(histogram.counts))
-            family.add_metric(values, list(zip(bounds, cumulative, strict=True)), histogram.total)
-        return family
 
 
 _LAUNCH = ("shape", "m", "device")
@@ -256,14 +158,29 @@ _TABLE: tuple[Family, ...] = (
         "Memory of all layers as packed, with their biases and permutations.",
     ),
     Family("qlinear_gpu_clock_hertz", "gauge", ("device",), "Clock of the multiprocessors now."),
+    Family("qlinear_gpu_memory_clock_hertz", "gauge", ("device",), "Clock of the memory now."),
     Family(
         "qlinear_gpu_throttled",
         "gauge",
         ("device",),
         "1 while power, heat or hardware keep the clock down; kernels are slower then.",
     ),
+    Family(
+        "qlinear_gpu_throttle_reason",
+        "gauge",
+        ("device", "reason"),
+        "1 while this keeps the clock down: power_cap, power_brake, software_thermal, "
+        "hardware_thermal, hardware_slowdown.",
+    ),
     Family("qlinear_gpu_power_watts", "gauge", ("device",), "Power that the GPU draws now."),
     Family("qlinear_gpu_temperature_celsius", "gauge", ("device",), "How warm the GPU is now."),
+    Family(
+        "qlinear_gpu_memory_errors",
+        "gauge",
+        ("device", "kind"),
+        "Memory errors (ECC) since the driver was loaded: corrected, uncorrected. Absent where "
+        "the memory does not count them.",
+    ),
     Family("qlinear_load_seconds", "gauge", (), "From the start of loading to readiness."),
     Family("qlinear_ready", "gauge", (), "1 while calls are answered, 0 at start and drain."),
     Family(

@@ -8,15 +8,14 @@ are declared in `metric_families.py`; docs/metrics.md explains them to operators
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from qlinear_service.bandwidth import Launches, Live
+from qlinear_service.bandwidth import Batches, Launches, Live
 from qlinear_service.cost import CostCurve
-from qlinear_service.measured import Load, MeasuredLayer
+from qlinear_service.measured import Load, MeasuredLayer, Telemetry
 from qlinear_service.metric_families import Histogram, Number, m_label, new_families
 from qlinear_service.roofline import Roofline
 
@@ -31,20 +30,6 @@ NO_LAYER = "none"
 
 MOST_LAYERS = 1024
 """A call that fails may have named millions: it is counted for so many of them."""
-
-
-@dataclass(slots=True, eq=False)
-class _Batches:
-    """What the batches of one layer need, looked up once; series of its shape."""
-
-    shape: str
-    products: int
-    """Multiply-adds of one row."""
-    weight_bytes: int
-    x_elements: int
-    y_elements: int
-    rows: Histogram
-    requests: Histogram
 
 
 class Metrics(Collector):
@@ -79,13 +64,13 @@ class Metrics(Collector):
         self._calls: dict[tuple[str, str | None, str], Number] = {}
         self._answers: dict[tuple[str, str], Histogram] = {}
         self._waits: dict[str, Histogram] = {}
-        self._batches: dict[str, _Batches] = {}
-        self._launches = Launches(self.families, device=device, clock=clock)
+        self._batches: dict[str, Batches] = {}
+        self.launches = Launches(self.families, device=device, clock=clock)
         self.curves: Mapping[str, CostCurve] = {}
         """What batches cost, by shape, where that was measured."""
         self.load: Load | None = None
         """Where to ask for queue and slab, once there are any."""
-        self._gauges: Callable[[], Mapping[str, float]] | None = None
+        self._telemetry: Telemetry | None = None
         registry.register(self)
 
     def started(
@@ -97,7 +82,7 @@ class Metrics(Collector):
         roofline: Roofline | None,
         load: Load,
         curves: Mapping[str, CostCurve] | None = None,
-        gauges: Callable[[], Mapping[str, float]] | None = None,
+        telemetry: Telemetry | None = None,
         tuned_bandwidths: Iterable[tuple[str, int, float]] = (),
     ) -> None:
         """Learn what is served, once, when it is loaded.
@@ -109,7 +94,7 @@ class Metrics(Collector):
             roofline: what the machine was measured to do, None if it was not.
             load: where queue and slab tell how full they are.
             curves: what batches cost, by shape, where that was measured.
-            gauges: what a GPU says of itself at a scrape, by name; None where there is none.
+            telemetry: what a GPU says of itself; None where there is none.
             tuned_bandwidths: shape, rows and bytes per second, as measured when plans were tuned.
         """
         loaded = {layer.spec.name: layer for layer in layers}
@@ -118,8 +103,8 @@ class Metrics(Collector):
             self._full_names[name] = name
             if modules[layer.spec.module] == 1:
                 self._full_names.setdefault(layer.spec.module, name)
-        self.layers, self.load, self._gauges = loaded, load, gauges
-        self._launches.roofline = roofline
+        self.layers, self.load, self._telemetry = loaded, load, telemetry
+        self.launches.roofline = roofline
         packed = sum(layer.packed_bytes for layer in loaded.values())
         self._set("qlinear_layers_loaded", len(loaded))
         self._set("qlinear_weight_bytes", packed, self.device)
@@ -141,7 +126,14 @@ class Metrics(Collector):
             self._set(name, rate, shape, m_label(m), self.device)
 
     def call_finished(
-        self, method: str, layers: Sequence[str], code: str, seconds: float, *, reason: str = ""
+        self,
+        method: str,
+        layers: Sequence[str],
+        code: str,
+        seconds: float,
+        *,
+        reason: str = "",
+        trace_id: str = "",
     ) -> None:
         """Count one call, unary or of a stream, when its reply is ready.
 
@@ -151,6 +143,7 @@ class Metrics(Collector):
             code: the name of its status, e.g. "OK".
             seconds: from its arrival to its reply.
             reason: `RequestError.reason` of what refused it.
+            trace_id: of the trace that shows it, if one does.
         """
         if code != "OK":
             layers = layers[:MOST_LAYERS]
@@ -159,7 +152,7 @@ class Metrics(Collector):
             number.value += 1
         if code == "OK" and layers:
             histogram = self._answers.get((method, layers[0]))
-            (histogram or self._answer(method, layers[0])).observe(seconds)
+            (histogram or self._answer(method, layers[0])).observe(seconds, trace_id)
         if reason:
             self.families["qlinear_rejected_total"].number(reason).value += 1
         if code == "DEADLINE_EXCEEDED":
@@ -212,14 +205,16 @@ class Metrics(Collector):
             transfers: copies on the way: the direction and the nanoseconds of each.
             kernel_seconds: the computation itself.
         """
-        batches = self._batches.get(layer) or self._first_batch(layer)
+        batches = self._batches.get(layer)
+        if batches is None:
+            batches = self._batches[layer] = Batches.of(self.layers[layer], self.families)
         for direction, nanoseconds in transfers:
             copies = self.families["qlinear_transfer_seconds"].histogram(direction)
             copies.observe(nanoseconds / 1e9)
         batches.rows.observe(rows)
         batches.requests.observe(requests)
         row_bytes = batches.x_elements * x_itemsize + batches.y_elements * y_itemsize
-        self._launches.add(
+        self.launches.add(
             batches.shape,
             m_label(rows),
             rows=rows,
@@ -230,7 +225,7 @@ class Metrics(Collector):
 
     def live(self) -> list[Live]:
         """Return what each shape and m did in the last 10 s, busiest first; for the page."""
-        return sorted(self._launches.live(), key=lambda live: -live.busy_seconds)
+        return sorted(self.launches.live(), key=lambda live: -live.busy_seconds)
 
     def describe(self) -> Iterator[Metric]:
         """Name the families without looking at what they hold."""
@@ -238,16 +233,16 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families that have series; any thread may call this."""
-        pulled = self._pulled()
+        pulled = self.pulled()
         for name, family in self.families.items():
             metric = family.collect(pulled.get(name, ()))
             if metric.samples:
                 yield metric
                 time.sleep(0)  # lets the event loop have the interpreter between two families
 
-    def _pulled(self) -> dict[str, list[tuple[tuple[str, ...], float]]]:
+    def pulled(self) -> dict[str, list[tuple[tuple[str, ...], float]]]:
         """Return the gauges that are looked up at a scrape and counted nowhere."""
-        live = list(self._launches.live())
+        live = list(self.launches.live())
         pulled: dict[str, list[tuple[tuple[str, ...], float]]] = {
             "qlinear_ready": [((), float(self.state() == "serving"))],
             "qlinear_hbm_bandwidth_bytes_per_second": [
@@ -263,8 +258,9 @@ class Metrics(Collector):
             rows = self.load.queue_rows()
             pulled["qlinear_queue_rows"] = [((name,), float(n)) for name, n in rows.items()]
             pulled["qlinear_inflight_bytes"] = [((), float(self.load.inflight_bytes()))]
-        if self._gauges is not None:
-            pulled |= {name: [((self.device,), one)] for name, one in self._gauges().items()}
+        if self._telemetry is not None:
+            for (name, *labels), number in self._telemetry().items():
+                pulled.setdefault(name, []).append(((self.device, *labels), number))
         return pulled
 
     def _set(self, name: str, value: float, *labels: str) -> None:
@@ -283,17 +279,3 @@ class Metrics(Collector):
         histogram = self.families["qlinear_request_seconds"].histogram(method, shape)
         self._answers[method, name] = histogram
         return histogram
-
-    def _first_batch(self, layer: str) -> _Batches:
-        measured = self.layers[layer]
-        spec = measured.spec
-        self._batches[layer] = batches = _Batches(
-            shape=spec.shape,
-            products=spec.n * spec.k,
-            weight_bytes=measured.streamed_bytes,
-            x_elements=spec.k,
-            y_elements=spec.n,
-            rows=self.families["qlinear_batch_rows"].histogram(spec.shape),
-            requests=self.families["qlinear_batch_requests"].histogram(spec.shape),
-        )
-        return batches

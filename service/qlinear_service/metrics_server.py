@@ -1,4 +1,4 @@
-"""The metrics port: a page for people at /, /metrics for Prometheus, /healthz for probes over HTTP.
+"""The metrics port: a page at /, /now.json for it and `qlinear top`, /metrics, /healthz for probes.
 
 Runs in threads of its own, so a scrape never waits for the event loop nor the other way round; it
 reads metrics and changes nothing. It starts before the data port and stops after it.
@@ -8,6 +8,7 @@ import contextlib
 import logging
 import socket
 import socketserver
+import sys
 import threading
 from collections.abc import Iterator
 from http import HTTPStatus
@@ -18,8 +19,11 @@ from urllib.parse import urlsplit
 from prometheus_client.exposition import choose_encoder
 
 from qlinear_service.errors import ConfigError
+from qlinear_service.log_values import event
 from qlinear_service.metrics import Metrics
-from qlinear_service.metrics_page import render
+from qlinear_service.watch.history import History
+from qlinear_service.watch.now import now, to_json
+from qlinear_service.watch.page import PAGE, POLICY
 
 __all__ = ["serve_metrics"]
 
@@ -28,12 +32,7 @@ logger = logging.getLogger(__name__)
 CLIENT_SECONDS = 10.0
 """How long a client may take to send its request or to read the answer."""
 
-PAGE_HEADERS = {
-    # All that the page needs is inside it, and names of layers come from files of anybody.
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
-    "script-src 'unsafe-inline'; connect-src 'self'",
-    "X-Content-Type-Options": "nosniff",
-}
+PAGE_HEADERS = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"}
 
 
 @contextlib.contextmanager
@@ -84,6 +83,7 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, metrics: Metrics, host: str, port: int) -> None:
         self.metrics = metrics
+        self.history = History(metrics)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler)
 
@@ -91,9 +91,14 @@ class _Server(ThreadingHTTPServer):
         """Bind without HTTPServer's look-up of our own name, which can hang for seconds."""
         socketserver.TCPServer.server_bind(self)
 
+    def service_actions(self) -> None:
+        """Remember the present; `serve_forever` calls this between its looks for requests."""
+        self.history.tick()
+
     def handle_error(self, request: object, client_address: object) -> None:
         """Keep clients that hang up out of stderr."""
-        logger.debug("metrics_client_failed client=%s", client_address, exc_info=True)
+        error = sys.exception()
+        event(logger, logging.DEBUG, "metrics_client_failed", client=client_address, exc_info=error)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -108,14 +113,16 @@ class _Handler(BaseHTTPRequestHandler):
             encode, content_type = choose_encoder(self.headers.get("Accept", ""))
             self._answer(HTTPStatus.OK, content_type, encode(metrics.registry))
         elif path == "/":
-            page = render(metrics).encode()
-            self._answer(HTTPStatus.OK, "text/html; charset=utf-8", page, PAGE_HEADERS)
+            self._answer(HTTPStatus.OK, "text/html; charset=utf-8", PAGE, PAGE_HEADERS)
+        elif path == "/now.json":
+            body = to_json(now(metrics, self.server.history))
+            self._answer(HTTPStatus.OK, "application/json", body, PAGE_HEADERS)
         elif path == "/healthz":
             state = metrics.state()
             code = HTTPStatus.OK if state == "serving" else HTTPStatus.SERVICE_UNAVAILABLE
             self._answer(code, "text/plain; charset=utf-8", f"{state}\n".encode())
         else:
-            text = b"there are /, /metrics and /healthz\n"
+            text = b"there are /, /metrics, /healthz and /now.json\n"
             self._answer(HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", text)
 
     def _answer(
@@ -136,4 +143,4 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log requests at debug level only: there is one every few seconds, for ever."""
-        logger.debug("metrics_request " + format, *args)
+        event(logger, logging.DEBUG, "metrics_request", text=format % args)

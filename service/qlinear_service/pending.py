@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from qlinear_service.batching import WorkItem
+from qlinear_service.log_values import event
 from qlinear_service.results import Answer, Outcome
+from qlinear_service.tracing import BatchTrace
 
 __all__ = ["Pending", "PendingCall", "Settle"]
 
@@ -34,9 +36,9 @@ class PendingCall:
         self.is_settled = True
         try:
             self._settle(answer)
-        except Exception:
+        except Exception as error:
             # One caller's fault must not end the loop that serves all.
-            logger.exception("settle_failed")
+            event(logger, logging.ERROR, "settle_failed", exc_info=error)
 
 
 class Pending:
@@ -44,7 +46,7 @@ class Pending:
 
     __slots__ = (
         *("batch_rows", "call", "item", "kernel_nanoseconds", "parts_running", "pieces"),
-        *("queue_seconds", "rows_done"),
+        *("queue_seconds", "rows_done", "traces"),
     )
 
     def __init__(self, item: WorkItem, call: PendingCall) -> None:
@@ -56,6 +58,7 @@ class Pending:
         self.batch_rows = 0
         self.queue_seconds = 0.0
         self.kernel_nanoseconds = 0
+        self.traces: tuple[BatchTrace, ...] = ()
 
     def outcome(self) -> Outcome:
         """Return the answer to the item, all rows of which are done."""
@@ -64,5 +67,9 @@ class Pending:
             pieces = dict(sorted(pieces.items()))
         queue_nanoseconds = round(self.queue_seconds * 1e9)
         return Outcome(
-            tuple(pieces.values()), self.batch_rows, queue_nanoseconds, self.kernel_nanoseconds
+            tuple(pieces.values()),
+            self.batch_rows,
+            queue_nanoseconds,
+            self.kernel_nanoseconds,
+            self.traces,
         )

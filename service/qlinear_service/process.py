@@ -11,6 +11,8 @@ import sys
 from collections.abc import MutableMapping
 from importlib.metadata import version
 
+from qlinear_service.log_values import event
+
 __all__ = ["collect_rarely", "tune_conversion", "tune_process"]
 
 logger = logging.getLogger(__name__)
@@ -99,4 +101,4 @@ def _pin_malloc(environ: MutableMapping[str, str]) -> None:
         mallopt(M_ARENA_MAX, 1),
     )
     if not all(pinned):
-        logger.warning("malloc_not_pinned effect='large messages cost more'")
+        event(logger, logging.WARNING, "malloc_not_pinned", effect="large messages cost more")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from qlinear_service.errors import RequestError
+from qlinear_service.tracing import BatchTrace
 
 __all__ = ["Answer", "BatchResult", "Outcome"]
 
@@ -17,6 +18,8 @@ class BatchResult:
     kernel_nanoseconds: int
     transfers: Sequence[tuple[str, int]] = ()
     """Copies on the way: the label `direction` of each, and its nanoseconds."""
+    in_slots: bool = False
+    """The rows lie in the slots of the items, and go with them."""
 
 
 class Outcome(NamedTuple):
@@ -30,6 +33,8 @@ class Outcome(NamedTuple):
     """From its entry into the queue to its first batch."""
     kernel_nanoseconds: int
     """Of all batches that it was part of."""
+    batches: tuple[BatchTrace, ...] = ()
+    """Those batches, if its call is traced."""
 
 
 Answer: TypeAlias = list[Outcome] | RequestError

@@ -1,5 +1,6 @@
 """What computes batches where the layers are, and what the queue knows of their costs."""
 
+from qlinear_service.batching import WorkQueue
 from qlinear_service.config import ServiceConfig
 from qlinear_service.engine import BatchRunner, CpuRunner, Engine, WorkerThread
 from qlinear_service.errors import OutOfDeviceMemory
@@ -8,7 +9,7 @@ from qlinear_service.loaded import Loaded
 from qlinear_service.scheduling import Pace, pace_of
 from qlinear_service.slots import Slab
 
-__all__ = ["new_runner", "paces_of"]
+__all__ = ["new_queue", "new_runner", "paces_of"]
 
 
 def new_runner(
@@ -27,10 +28,29 @@ def new_runner(
         return CpuRunner(engine, worker)
     stages = config.batching.max_batches_in_flight or STAGES
     try:
-        return GpuEngine(device=loaded.gpu, registry=registry, slab=slab, stages=stages)
+        return GpuEngine(
+            device=loaded.gpu,
+            registry=registry,
+            slab=slab,
+            stages=stages,
+            mode=config.kernels.transfers,
+            roofline=loaded.roofline,
+        )
     except RuntimeError as error:
         text = f"no room for the buffers of {stages} batches: {error}"
         raise OutOfDeviceMemory(text) from None
+
+
+def new_queue(loaded: Loaded, config: ServiceConfig) -> WorkQueue:
+    """Return the queue of the loaded layers, empty."""
+    batching, limits = config.batching, config.limits
+    return WorkQueue(
+        max_batch_rows=batching.max_batch_rows,
+        max_queue_rows=limits.max_queue_rows,
+        max_age_seconds=limits.max_queue_age_seconds,
+        paces=paces_of(loaded, batching.max_batch_rows),
+        max_wait_seconds=batching.max_wait_us / 1e6,
+    )
 
 
 def paces_of(loaded: Loaded, most_rows: int) -> dict[str, Pace]:

@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry
 
 from qlinear_service import __version__
 from qlinear_service.batcher import Batcher
-from qlinear_service.batching import WorkItem, WorkQueue
+from qlinear_service.batching import WorkItem
 from qlinear_service.calls import Serving
 from qlinear_service.channel import MAX_STREAM_AGE_SECONDS, channel_options
 from qlinear_service.config import ServiceConfig
@@ -31,14 +31,16 @@ from qlinear_service.handlers import SERVICE, Handlers
 from qlinear_service.health import Health
 from qlinear_service.lifecycle import Lifecycle, Phase
 from qlinear_service.loaded import Loaded
+from qlinear_service.log_values import event
 from qlinear_service.measured import Load
 from qlinear_service.metrics import Metrics
 from qlinear_service.metrics_server import serve_metrics
 from qlinear_service.process import collect_rarely
-from qlinear_service.runners import new_runner, paces_of
+from qlinear_service.runners import new_queue, new_runner
 from qlinear_service.servicer import LinearServicer
 from qlinear_service.signals import stop_on_signals
 from qlinear_service.slots import Slab
+from qlinear_service.tracing import Tracer
 from qlinear_service.transport import LocalTransport
 
 __all__ = ["Loader", "Server", "serve"]
@@ -63,10 +65,14 @@ class Server:
     """One server of one process.
 
     Use `bind`, `load`, then `drain`; `serve` below does it for a process.
+
+    Args:
+        config: all of it.
+        tracer: told of calls and batches, if they are traced.
     """
 
-    def __init__(self, config: ServiceConfig) -> None:
-        self._config = config
+    def __init__(self, config: ServiceConfig, tracer: Tracer | None = None) -> None:
+        self._config, self._tracer = config, tracer
         self._lifecycle = Lifecycle()
         self._health = Health()
         self.metrics = Metrics(
@@ -97,10 +103,13 @@ class Server:
             ConfigError: the address cannot be bound.
         """
         await self._health.start()
-        server = grpc.aio.server(
-            options=channel_options(self._config.limits),
+        server = grpc.aio.server(options=channel_options(self._config.limits))
+        handlers = Handlers(
+            self._servicer,
+            lifecycle=self._lifecycle,
+            metrics=self.metrics,
+            tracer=self._tracer,
         )
-        handlers = Handlers(self._servicer, lifecycle=self._lifecycle, metrics=self.metrics)
         server.add_generic_rpc_handlers((handlers.generic_handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
         if self._config.server.reflection:
@@ -121,7 +130,8 @@ class Server:
             ) from None
         await server.start()
         self._grpc_server = server
-        logger.info("listening host=%s port=%d", host, port)
+        values = {"host": host, "port": port, "version": __version__, "pid": os.getpid()}
+        event(logger, logging.INFO, "listening", **values)
         return port
 
     async def load(self, loader: Loader) -> None:
@@ -137,7 +147,7 @@ class Server:
         self._lifecycle.phase = Phase.SERVING
         await self._health.ready()
         seconds = time.perf_counter() - started
-        logger.info("ready layers=%d seconds=%.3f", len(loaded.registry), seconds)
+        event(logger, logging.INFO, "ready", layers=len(loaded.registry), seconds=seconds)
 
     def _compose(self, loaded: Loaded, started: float) -> None:
         limits = self._config.limits
@@ -148,14 +158,7 @@ class Server:
         def release(item: WorkItem) -> None:
             slab.release(item.slot)
 
-        batching = self._config.batching
-        queue = WorkQueue(
-            max_batch_rows=batching.max_batch_rows,
-            max_queue_rows=limits.max_queue_rows,
-            max_age_seconds=limits.max_queue_age_seconds,
-            paces=paces_of(loaded, batching.max_batch_rows),
-            max_wait_seconds=batching.max_wait_us / 1e6,
-        )
+        queue = new_queue(loaded, self._config)
         self.metrics.started(
             layers=loaded.registry,
             kernels=loaded.kernels.name,
@@ -167,7 +170,7 @@ class Server:
                 queue_limit_bytes=limits.max_queue_bytes,
             ),
             curves=loaded.curves,
-            gauges=loaded.gauges,
+            telemetry=loaded.telemetry,
             tuned_bandwidths=loaded.tuned_bandwidths,
         )
         self._batcher = Batcher(
@@ -177,7 +180,11 @@ class Server:
             clock=clock,
             metrics=self.metrics,
             most_running=runner.most_in_flight,
-            most_batch_seconds=batching.max_batch_seconds,
+            most_batch_seconds=self._config.batching.max_batch_seconds,
+            run_lone=runner.run_lone,
+            is_lone=runner.is_lone,
+            most_chained=runner.most_chained,
+            tracer=self._tracer,
         )
         self.batch_loop = asyncio.create_task(self._batcher.run(), name="batch loop")
         transport = LocalTransport(
@@ -189,6 +196,7 @@ class Server:
                 transport=transport,
                 limits=limits,
                 metrics=self.metrics,
+                tracer=self._tracer,
             )
         )
 
@@ -199,7 +207,7 @@ class Server:
         """
         timing = self._config.server
         if self._lifecycle.phase is Phase.SERVING:
-            logger.info("draining calls=%d", int(self._lifecycle.admitted))
+            event(logger, logging.INFO, "draining", calls=int(self._lifecycle.admitted))
             await self._health.not_ready()
             await asyncio.sleep(timing.drain_delay_seconds)
         self._lifecycle.begin_drain()
@@ -215,7 +223,7 @@ class Server:
         self._stop_loading.set()
         calls = self._lifecycle
         if not await calls.admitted.wait_none(grace_seconds) and self._batcher is not None:
-            logger.warning("grace_over calls=%d", int(calls.admitted))
+            event(logger, logging.WARNING, "grace_over", calls=int(calls.admitted))
             self._batcher.fail_all(
                 Unavailable("the server has shut down before it came to this call; send it again")
             )
@@ -232,11 +240,16 @@ class Server:
                 await self.batch_loop
         ended = self._runner is None or self._runner.stop(LAST_WORDS_SECONDS)
         ended = self._worker.stop(LAST_WORDS_SECONDS) and ended
-        logger.info("stopped engine_ended=%s", str(ended).lower())
+        event(logger, logging.INFO, "stopped", engine_ended=ended)
         return ended
 
 
-async def serve(config: ServiceConfig, loader: Loader, announce: Callable[[str], None]) -> int:
+async def serve(
+    config: ServiceConfig,
+    loader: Loader,
+    announce: Callable[[str], None],
+    tracer: Tracer | None = None,
+) -> int:
     """Run one server until SIGTERM or SIGINT and return the process's exit code.
 
     Args:
@@ -244,12 +257,13 @@ async def serve(config: ServiceConfig, loader: Loader, announce: Callable[[str],
         loader: yields layers and kernels.
         announce: told "listening on HOST:PORT" and "metrics on HOST:PORT" once the ports are open,
             and "ready on HOST:PORT" once calls are answered.
+        tracer: told of calls and batches, if they are traced.
 
     Raises:
         QlinearError: it cannot bind or load.
     """
     stop = stop_on_signals()
-    server = Server(config)
+    server = Server(config, tracer)
     host, metrics_port = config.server.host, config.server.metrics_port
     # Around everything, so that the drain can be watched to its end.
     with serve_metrics(server.metrics, host=host, port=metrics_port) as metrics_address:
@@ -274,7 +288,7 @@ async def _run(
         await asyncio.wait({stopping, server.batch_loop}, return_when=asyncio.FIRST_COMPLETED)
         if not stop.is_set():
             error = server.batch_loop.exception()
-            logger.error("engine_gone", exc_info=error)
+            event(logger, logging.ERROR, "engine_gone", exc_info=error)
             if not await server.abandon() or isinstance(error, EngineLost):
                 _leave(1)  # not through what torch does at exit on a device that is gone
             return 1

@@ -11,7 +11,7 @@ import grpc
 
 from qlinear.v1 import linear_pb2
 from qlinear_service import __version__
-from qlinear_service.callers import client_of
+from qlinear_service.callers import Caller
 from qlinear_service.calls import Serving
 from qlinear_service.codec import wire_dtype
 from qlinear_service.config import LimitsConfig
@@ -25,8 +25,6 @@ from qlinear_service.unread import COUNTED_BYTES, UnreadAnswers
 from qlinear_service.wire import CallFields
 
 __all__ = ["LinearServicer"]
-
-WANT_TIMING = ("qlinear-want-timing", "1")
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
@@ -63,12 +61,12 @@ class LinearServicer:
         """Hand over the loaded layers; before that every call is UNAVAILABLE."""
         self._serving = serving
 
-    async def MatMul(self, request: CallFields, context: Context) -> bytes:
+    async def MatMul(self, request: CallFields, context: Context, caller: Caller) -> bytes:
         """Answer one x with one y for each layer; returns a MatMulResponse."""
         arrived = time.perf_counter_ns()
         serving = self._ready()
         checked = serving.check(request)
-        metadata = context.invocation_metadata() or ()
+        trace = caller.trace
         response_bytes = checked.plan.response_bytes
         connection = str(context.peer()) if response_bytes >= COUNTED_BYTES else None
         if connection is not None:
@@ -77,12 +75,15 @@ class LinearServicer:
             outcomes = serving.outcomes_of_nothing(checked)
         else:
             outcomes = await serving.transport.call(
-                checked, deadline=_deadline(context), client=client_of(context, metadata)
+                checked,
+                deadline=_deadline(context),
+                traceparent=None if trace is None else trace.traceparent,
+                client=caller.client,
             )
         if connection is not None:
             self._unread.hold(connection, response_bytes)
-        wants_timing = WANT_TIMING in metadata
-        parts = serving.encode(checked, outcomes, timed_since=arrived if wants_timing else None)
+        since = arrived if caller.wants_timing else None
+        parts = serving.encode(checked, outcomes, timed_since=since, trace=trace)
         return b"".join(parts)
 
     # Reading and writing through the context is cheaper than two generators, and reading can go on
@@ -98,7 +99,7 @@ class LinearServicer:
         await stream.run()
 
     async def ListLayers(
-        self, request: linear_pb2.ListLayersRequest, context: Context
+        self, request: linear_pb2.ListLayersRequest, context: Context, caller: Caller
     ) -> linear_pb2.ListLayersResponse:
         """List all layers, or those of one model, by name."""
         registry = self._ready().registry
@@ -114,7 +115,7 @@ class LinearServicer:
         )
 
     async def GetServerInfo(
-        self, request: linear_pb2.GetServerInfoRequest, context: Context
+        self, request: linear_pb2.GetServerInfoRequest, context: Context, caller: Caller
     ) -> linear_pb2.GetServerInfoResponse:
         """Tell versions, limits and models."""
         registry = self._ready().registry

@@ -5,6 +5,8 @@ import logging
 import os
 import signal
 
+from qlinear_service.log_values import event
+
 __all__ = ["stop_on_signals"]
 
 logger = logging.getLogger(__name__)
@@ -17,7 +19,7 @@ def stop_on_signals() -> asyncio.Event:
     def on_signal(number: int) -> None:
         if stop.is_set():
             os._exit(128 + number)
-        logger.info("signal name=%s", signal.Signals(number).name)
+        event(logger, logging.INFO, "signal", name=signal.Signals(number).name)
         stop.set()
 
     loop = asyncio.get_running_loop()

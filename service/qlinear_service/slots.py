@@ -1,15 +1,19 @@
-"""The slab: bounded memory for the activations of calls that wait or run.
+"""The slab: bounded memory for the activations of calls that wait or run, in one area.
 
 A *slot* is the memory of one call, named by index and generation, so that whoever holds the name
-of a slot that was given back can never touch its next owner's bytes. Knows neither torch nor
-grpc. One thread acquires and releases; others may view slots that they were handed.
+of a slot that was given back can never touch its next owner's bytes. One area, so that a device can
+be let into all of it at once. Knows neither torch nor grpc. One thread acquires and releases;
+others may view slots that they were handed.
 """
 
+import ctypes
+import itertools
 import mmap
 from dataclasses import dataclass
 
-from qlinear_service.config import size_class
-from qlinear_service.errors import Overloaded
+from qlinear_service.config import SMALLEST_SLOT_BYTES, size_class
+from qlinear_service.errors import ConfigError, Overloaded
+from qlinear_service.pieces import Pieces
 
 __all__ = ["KEPT_WHEN_IDLE_BYTES", "Slab", "Slot"]
 
@@ -17,12 +21,11 @@ RETRY_AFTER_SECONDS = 0.1
 """Some tens of batches of a large layer: by then a working server has given slots back."""
 
 KEPT_WHEN_IDLE_BYTES = 64 << 20
-"""What stays allocated when nothing is held: a burst of large calls must not cost a gibibyte for
-ever, and the next calls of usual size should find their buffers."""
+"""What stays in memory when nothing is held: a burst of large calls must not cost a gibibyte for
+ever, and the next calls of usual size should find their pages."""
 
-MAPPED_FROM_BYTES = 128 * 1024
-"""Larger buffers are mapped: untouched pages cost nothing. Smaller ones would waste a page each
-and, a million of them, run into the kernel's limit of mappings."""
+MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+"""Pages cost memory when they are first written, not before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,38 +33,61 @@ class Slot:
     """The name of a piece of the slab; plain numbers, fit for a descriptor."""
 
     index: int
+    """Where it begins, in units of the smallest slot."""
     generation: int
+    """Different for each owner of any slot."""
 
 
-@dataclass(slots=True)
 class _Record:
-    buffer: bytearray | mmap.mmap | None = None
-    class_bytes: int = 0
-    generation: int = 0
-    users: int = 0
+    """A slot that is held."""
+
+    __slots__ = ("class_bytes", "generation", "users")
+
+    def __init__(self, class_bytes: int, generation: int, users: int) -> None:
+        self.class_bytes = class_bytes
+        self.generation = generation
+        self.users = users
 
 
 class Slab:
-    """Slots of powers of two bytes from 1 KiB on; their sum never exceeds the capacity.
-
-    Buffers are allocated at first use, kept for the next call of their size class, and dropped when
-    another class needs the room or, but for some, when nothing is held any more.
+    """Slots of powers of two bytes from 1 KiB on, each at a multiple of its size in one area.
 
     Args:
-        capacity_bytes: most bytes of all buffers together, used or kept.
+        capacity_bytes: of the area.
         largest_bytes: most bytes of one slot; at most `capacity_bytes`.
+
+    Raises:
+        ConfigError: there is no address space for so much.
     """
 
     def __init__(self, *, capacity_bytes: int, largest_bytes: int) -> None:
-        if size_class(largest_bytes) > capacity_bytes:
+        largest_class = size_class(largest_bytes)
+        if largest_class > capacity_bytes:
             raise ValueError(f"a slot of {largest_bytes} bytes exceeds capacity {capacity_bytes}")
         self._capacity_bytes = capacity_bytes
-        self._largest_bytes = size_class(largest_bytes)
-        self._records: list[_Record] = []
-        self._kept: dict[int, list[int]] = {}  # class -> indexes of free slots with a buffer
-        self._bare: list[int] = []  # indexes of free slots without one
+        self._largest_bytes = largest_class
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+        try:
+            self._area = mmap.mmap(-1, capacity_bytes, flags=flags)
+        except (OSError, OverflowError, ValueError) as error:
+            raise ConfigError(
+                f"the queue cannot get {capacity_bytes} bytes of address space ({error}); choose "
+                "a smaller --max-queue-bytes"
+            ) from None
+        self.address: int = ctypes.addressof(ctypes.c_char.from_buffer(self._area))
+        """Where the area begins in this process."""
+        self._bytes = memoryview(self._area)
+        self._pieces = self._all_free()
+        self._records: dict[int, _Record] = {}
+        self._generations = itertools.count(1)
         self._used_bytes = 0
-        self._kept_bytes = 0
+        self._touched_bytes = 0
+        self._is_pinned = False
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes of the area."""
+        return self._capacity_bytes
 
     @property
     def used_bytes(self) -> int:
@@ -69,9 +95,19 @@ class Slab:
         return self._used_bytes
 
     @property
-    def allocated_bytes(self) -> int:
-        """Bytes of all buffers, held or kept for later."""
-        return self._used_bytes + self._kept_bytes
+    def touched_bytes(self) -> int:
+        """Bytes of the area, from its beginning, that may hold memory of this process."""
+        return self._touched_bytes
+
+    def pin(self) -> None:
+        """Keep every page where it is from now on: a device knows them by their place.
+
+        In a child process they are missing: a page that both had would be another one here after
+        the next write, and the device would not know.
+        """
+        self._is_pinned = True
+        self._area.madvise(mmap.MADV_DONTFORK)
+        self._touched_bytes = self._capacity_bytes
 
     def acquire(self, nbytes: int, *, users: int = 1) -> Slot:
         """Return a slot of at least `nbytes` bytes, free once it was released `users` times.
@@ -83,24 +119,40 @@ class Slab:
         class_bytes = size_class(nbytes)
         if class_bytes > self._largest_bytes:
             raise ValueError(f"slot of {nbytes} bytes; the largest is {self._largest_bytes}")
-        if self._used_bytes + class_bytes > self._capacity_bytes:
+        offset = self._pieces.take(class_bytes)
+        if offset is None:
             raise Overloaded(
                 f"the queue holds {self._used_bytes} of {self._capacity_bytes} bytes and this call "
-                f"needs {class_bytes}; send it again later",
+                f"needs {class_bytes} in one piece; send it again later",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
                 reason="queue_bytes",
             )
-        index = self._free_index(class_bytes)
-        record = self._records[index]
-        record.users = users
+        end = offset + class_bytes
+        if end > self._touched_bytes:
+            self._touched_bytes = end
         self._used_bytes += class_bytes
-        return Slot(index, record.generation)
+        index, generation = offset // SMALLEST_SLOT_BYTES, next(self._generations)
+        self._records[index] = _Record(class_bytes, generation, users)
+        return Slot(index, generation)
 
     def view(self, slot: Slot) -> memoryview:
         """Return the whole of a held slot as writable bytes; any thread may call this."""
-        buffer = self._held(slot).buffer
-        assert buffer is not None, "a held slot has a buffer"
-        return memoryview(buffer)
+        class_bytes = self._held(slot).class_bytes
+        begin = slot.index * SMALLEST_SLOT_BYTES
+        return self._bytes[begin : begin + class_bytes]
+
+    def address_of(self, slot: Slot) -> int:
+        """Return where a held slot begins in this process; any thread may call this."""
+        self._held(slot)
+        return self.address + slot.index * SMALLEST_SLOT_BYTES
+
+    def room_for_result(self, slot: Slot, nbytes: int) -> bool:
+        """Say whether results of `nbytes` may take the place of what lies in a held slot.
+
+        Not where somebody else still reads it.
+        """
+        record = self._held(slot)
+        return record.users == 1 and nbytes <= record.class_bytes
 
     def release(self, slot: Slot) -> None:
         """Give up one use of `slot`; the last one frees it and makes its name stale."""
@@ -108,43 +160,31 @@ class Slab:
         record.users -= 1
         if record.users:
             return
-        record.generation += 1
+        del self._records[slot.index]
         self._used_bytes -= record.class_bytes
-        self._kept_bytes += record.class_bytes
-        self._kept.setdefault(record.class_bytes, []).append(slot.index)
-        if self._used_bytes == 0:
-            self._drop_kept(KEPT_WHEN_IDLE_BYTES)
+        self._pieces.give(slot.index * SMALLEST_SLOT_BYTES, record.class_bytes)
+        if self._used_bytes == 0 and self._touched_bytes > KEPT_WHEN_IDLE_BYTES:
+            self._drop_pages()
 
     def _held(self, slot: Slot) -> _Record:
-        record = self._records[slot.index]
-        if record.generation != slot.generation or record.users == 0:
-            raise RuntimeError(f"stale {slot}: the slab is at generation {record.generation}")
+        record = self._records.get(slot.index)
+        if record is None or record.generation != slot.generation:
+            raise RuntimeError(f"stale {slot}: the slab has given its memory to nobody or another")
         return record
 
-    def _free_index(self, class_bytes: int) -> int:
-        if self._kept.get(class_bytes):
-            self._kept_bytes -= class_bytes
-            return self._kept[class_bytes].pop()
-        self._drop_kept(self._capacity_bytes - self._used_bytes - class_bytes)
-        if self._bare:
-            index = self._bare.pop()
-        else:
-            index = len(self._records)
-            self._records.append(_Record())
-        record = self._records[index]
-        mapped = class_bytes >= MAPPED_FROM_BYTES
-        record.buffer = mmap.mmap(-1, class_bytes) if mapped else bytearray(class_bytes)
-        record.class_bytes = class_bytes
-        return index
+    def _all_free(self) -> Pieces:
+        return Pieces(
+            total_bytes=self._capacity_bytes,
+            smallest_bytes=SMALLEST_SLOT_BYTES,
+            largest_bytes=self._largest_bytes,
+        )
 
-    def _drop_kept(self, most_bytes: int) -> None:
-        """Drop kept buffers, largest first, until at most `most_bytes` of them are left."""
-        if self._kept_bytes <= most_bytes:
+    def _drop_pages(self) -> None:
+        """Give the system back what lies beyond what is kept; nothing is held."""
+        if self._is_pinned:
             return
-        for kept_class in sorted(self._kept, reverse=True):
-            indexes = self._kept[kept_class]
-            while indexes and self._kept_bytes > most_bytes:
-                index = indexes.pop()
-                self._records[index].buffer = None
-                self._kept_bytes -= kept_class
-                self._bare.append(index)
+        self._area.madvise(
+            mmap.MADV_DONTNEED, KEPT_WHEN_IDLE_BYTES, self._touched_bytes - KEPT_WHEN_IDLE_BYTES
+        )
+        self._touched_bytes = KEPT_WHEN_IDLE_BYTES
+        self._pieces = self._all_free()

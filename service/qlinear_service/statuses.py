@@ -23,6 +23,7 @@ from qlinear_service.errors import (
     UnknownLayer,
     UnknownMessage,
 )
+from qlinear_service.log_values import event
 
 __all__ = ["STATUS_OF", "Status", "code_of", "status_of"]
 
@@ -65,22 +66,30 @@ def code_of(error: BaseException) -> grpc.StatusCode:
     return grpc.StatusCode.INTERNAL
 
 
-def status_of(error: BaseException, method: str) -> Status:
+def status_of(
+    error: BaseException, method: str, *, request: str = "", trace_id: str = ""
+) -> Status:
     """Return what to tell the caller whose call ended with `error`, and log it once.
 
     Args:
         error: anything that a call has raised.
         method: the RPC, for the log.
+        request: the caller's own id of the call, for the log.
+        trace_id: of the trace that shows it, for the log.
     """
+    ids = {"request": request, "trace": trace_id}
+    values = {"method": method, **{name: value for name, value in ids.items() if value}}
     if not isinstance(error, RequestError):
         incident = uuid.uuid4().hex[:12]
-        logger.error("call_failed incident=%s method=%s", incident, method, exc_info=error)
+        event(logger, logging.ERROR, "call_failed", incident=incident, **values, exc_info=error)
         text = f"the call failed; the server's log has the cause under {incident}"
         return Status(grpc.StatusCode.INTERNAL, text)
     code, text = code_of(error), str(error)
     if len(text) > MAX_TEXT:
         text = text[:MAX_TEXT] + "..."
-    # Overload must not flood the log, and failures were logged, with their cause, where they arose.
-    level = logging.INFO if isinstance(error, CLIENT_FAULTS) else logging.DEBUG
-    logger.log(level, "call_refused method=%s code=%s text=%r", method, code.name, text)
+    # Overload must not flood the log. Failures were logged, with their cause, where they arose;
+    # this line says whose call it was.
+    seen = isinstance(error, (*CLIENT_FAULTS, EngineFailure))
+    level = logging.INFO if seen else logging.DEBUG
+    event(logger, level, "call_refused", **values, code=code.name, text=text)
     return Status(code, text, getattr(error, "retry_after_seconds", None))

@@ -13,6 +13,7 @@ from qlinear_service.calls import Serving
 from qlinear_service.codec import CheckedRequest
 from qlinear_service.results import Answer, Outcome
 from qlinear_service.statuses import status_of
+from qlinear_service.tracing import CallTrace
 from qlinear_service.transport import Carried
 from qlinear_service.wire import stream_result
 
@@ -33,21 +34,29 @@ class StreamCall:
         serving: what calls do.
         finish: told once of the call and its encoded answer.
         client: whose it is.
+        stream_id: its client's own name for the stream, for the log.
     """
 
     __slots__ = (
         *("carried", "checked", "deadline", "finish", "held_bytes", "is_finished"),
         *("kernel_nanoseconds", "layers", "request_id", "serving", "since"),
-        *("traceparent", "wants_timing", "client"),
+        *("trace", "trace_id", "wants_timing", "client", "stream_id"),
     )
 
     def __init__(
-        self, request_id: int, *, serving: Serving, finish: Finish, client: str = ""
+        self,
+        request_id: int,
+        *,
+        serving: Serving,
+        finish: Finish,
+        client: str = "",
+        stream_id: str = "",
     ) -> None:
         self.request_id = request_id
         self.serving = serving
         self.finish = finish
         self.client = client
+        self.stream_id = stream_id
         self.since = time.perf_counter_ns()
         self.layers: Sequence[str] = ()
         self.checked: CheckedRequest | None = None
@@ -55,7 +64,9 @@ class StreamCall:
         self.held_bytes = 0
         """Of its answer."""
         self.deadline: float | None = None
-        self.traceparent: str | None = None
+        self.trace: CallTrace | None = None
+        self.trace_id = ""
+        """The trace that shows it, ours or its caller's; "" if none does."""
         self.wants_timing = False
         self.is_finished = False
         self.kernel_nanoseconds = 0
@@ -72,7 +83,7 @@ class StreamCall:
         self.carried = self.serving.transport.submit(
             checked,
             deadline=self.deadline,
-            traceparent=self.traceparent,
+            traceparent=None if self.trace is None else self.trace.traceparent,
             client=self.client,
             settle=self.settle,
         )
@@ -93,7 +104,7 @@ class StreamCall:
         assert self.checked is not None, "what has outcomes was checked"
         since = self.since if self.wants_timing else None
         try:
-            parts = self.serving.encode(self.checked, outcomes, timed_since=since)
+            parts = self.serving.encode(self.checked, outcomes, timed_since=since, trace=self.trace)
             raw = stream_result(self.request_id, parts)
         except Exception as error:
             # The id would never be answered.
@@ -105,7 +116,8 @@ class StreamCall:
 
     def fail(self, error: BaseException) -> None:
         """Answer with the status of `error`."""
-        status = status_of(error, METHOD)
+        request = f"{self.stream_id}#{self.request_id}"
+        status = status_of(error, METHOD, request=request, trace_id=self.trace_id)
         response = linear_pb2.StreamResponse(request_id=self.request_id)
         response.error.code = status.code.value[0]
         response.error.message = status.text
@@ -115,7 +127,11 @@ class StreamCall:
         self.finish(self, response.SerializeToString())
 
     def count(self, code: str, *, reason: str = "") -> None:
-        """Tell metrics how the call has ended."""
+        """Tell metrics and the tracer how the call has ended."""
         self.is_finished = True
         seconds = (time.perf_counter_ns() - self.since) / 1e9
-        self.serving.metrics.call_finished(METHOD, self.layers, code, seconds, reason=reason)
+        self.serving.metrics.call_finished(
+            METHOD, self.layers, code, seconds, reason=reason, trace_id=self.trace_id
+        )
+        if self.trace is not None:
+            self.trace.end(code)

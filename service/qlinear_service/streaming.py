@@ -15,14 +15,14 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from qlinear.v1 import linear_pb2
-from qlinear_service.callers import client_of
+from qlinear_service.callers import Caller
 from qlinear_service.calls import Serving
 from qlinear_service.codec import requested_layers
 from qlinear_service.errors import InvalidRequest, Unavailable, UnknownMessage
 from qlinear_service.lifecycle import Lifecycle
-from qlinear_service.stream_call import StreamCall
+from qlinear_service.stream_call import METHOD, StreamCall
 from qlinear_service.stream_reader import StreamReader
-from qlinear_service.tracing import valid_traceparent
+from qlinear_service.tracing import kept_trace_id, valid_traceparent
 from qlinear_service.wire import StreamFields
 
 __all__ = ["CallStream"]
@@ -66,7 +66,8 @@ class CallStream:
         self._loop = asyncio.get_running_loop()
         remaining = context.time_remaining()
         self._deadline = None if remaining is None else self._loop.time() + remaining
-        self._client = client_of(context, context.invocation_metadata() or ())
+        self._caller = Caller(context)
+        self._traces = serving.tracer is not None or self._caller.traceparent is not None
         self._messages = StreamReader()
         self._unanswered: dict[int, StreamCall] = {}
         self._held_bytes = 0
@@ -152,6 +153,8 @@ class CallStream:
     async def _answer(self, message: StreamFields) -> None:
         """See to it that this message gets its one answer; wait while there is no room for it."""
         call = self._enter(message)
+        if self._traces or message.traceparent:
+            self._trace(call, message.traceparent)
         deadline = self._deadline_of(message)
         came_too_late, limits = self._leaving, self._serving.limits
         while len(self._unanswered) > limits.max_stream_calls:
@@ -168,7 +171,6 @@ class CallStream:
             call.checked = self._serving.check(message.call)
             call.deadline = deadline
             call.wants_timing = message.want_timing
-            call.traceparent = valid_traceparent(message.traceparent)
             # Until its answer fits, or no other is left.
             response_bytes = call.checked.plan.response_bytes
             while self._held_bytes and self._held_bytes + response_bytes > limits.max_stream_bytes:
@@ -176,6 +178,16 @@ class CallStream:
             self._carry(call)
         except Exception as error:
             call.fail(error)
+
+    def _trace(self, call: StreamCall, text: str) -> None:
+        """See to what shows the call: its own context goes before that of its stream."""
+        own, caller, tracer = valid_traceparent(text), self._caller, self._serving.tracer
+        traceparent = own or caller.traceparent
+        if tracer is not None:
+            state = "" if own else caller.tracestate
+            call.trace = tracer.begin(METHOD, traceparent, state, call.since / 1e9)
+        trace = call.trace
+        call.trace_id = kept_trace_id(traceparent) if trace is None else trace.trace_id
 
     def _carry(self, call: StreamCall) -> None:
         """Send a checked call on its way, at once or with those that come while answers leave."""
@@ -213,7 +225,11 @@ class CallStream:
                 "unanswered requests of the stream"
             )
         call = StreamCall(
-            request_id, serving=self._serving, finish=self._finish, client=self._client
+            request_id,
+            serving=self._serving,
+            finish=self._finish,
+            client=self._caller.client,
+            stream_id=self._caller.request_id,
         )
         self._unanswered[request_id] = call
         return call

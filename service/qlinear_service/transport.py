@@ -32,13 +32,19 @@ class Transport(Protocol):
     """Carries calls to the engine and back."""
 
     async def call(
-        self, request: CheckedRequest, *, deadline: float | None, client: str = ""
+        self,
+        request: CheckedRequest,
+        *,
+        deadline: float | None,
+        traceparent: str | None = None,
+        client: str = "",
     ) -> list[Outcome]:
         """Return one outcome for each layer asked for, in order.
 
         Args:
             request: checked, of 1 or more rows; its bytes are copied before the first await.
             deadline: on the event loop's clock; the call is not computed after it.
+            traceparent: of the call's span, if it is traced.
             client: whose call it is, for sharing evenly.
 
         Raises:
@@ -91,7 +97,12 @@ class LocalTransport:
         self._sequence = itertools.count(1)
 
     async def call(
-        self, request: CheckedRequest, *, deadline: float | None, client: str = ""
+        self,
+        request: CheckedRequest,
+        *,
+        deadline: float | None,
+        traceparent: str | None = None,
+        client: str = "",
     ) -> list[Outcome]:
         """See `Transport.call`. Cancelling it drops what of the call has not begun to run."""
         settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -102,7 +113,9 @@ class LocalTransport:
                 answers.append(answer)
                 settled.set_result(None)
 
-        carried = self.submit(request, deadline=deadline, settle=settle, client=client)
+        carried = self.submit(
+            request, deadline=deadline, settle=settle, traceparent=traceparent, client=client
+        )
         try:
             await settled
         except asyncio.CancelledError:

@@ -42,7 +42,7 @@ class WorkItem:
     priority: int = 0
     """Larger goes first."""
     traceparent: str | None = None
-    """The caller's W3C trace context, for whoever traces batches."""
+    """The W3C trace context of the call's own span; None if it is not traced."""
     client: str = ""
     """Whose it is, for sharing evenly."""
 

@@ -112,6 +112,22 @@ int ql_cuda_linear(const ql_linear_params* params, const ql_cuda_launch* launch)
   return ql_cpu_linear(params);
 }
 
+int ql_cuda_linear_chain(const ql_linear_params* params, const ql_cuda_plan* const*, int count,
+                         const ql_cuda_launch* launch) {
+  for (int place = 0; place < count; ++place) {
+    const int status = ql_cuda_linear(params + place, launch);
+    if (status != QL_OK) return status;
+  }
+  return QL_OK;
+}
+int ql_cuda_record_chain(const ql_linear_params*, const ql_cuda_plan* const*, int,
+                         const ql_cuda_launch*, void**) {
+  fake.text = "graphs are not pretended";
+  return QL_CUDA_ERROR;
+}
+int ql_cuda_launch_chain(void*, const ql_cuda_launch*) { return QL_CUDA_ERROR; }
+void ql_cuda_free_chain(void*) {}
+
 int ql_cuda_gather(const ql_gather_params* params, const ql_cuda_launch* launch) {
   const int status = begin(*launch, "gather");
   if (status != QL_OK) return status;

@@ -61,16 +61,16 @@ ql_cuda_device device_of(int multiprocessors, Kind kind) {
 
 std::string words(const ql_linear_params& p, const ql_cuda_device& device, int flags,
                   const ql_cuda_plan& plan) {
-  char text[320];
+  char text[400];
   std::snprintf(text, sizeof text,
                 "m %lld n %lld k %lld bits %d group_size %lld scale_dtype %d zeros %d on %d x %d "
                 "bytes, major %d, flags %d: warpgroups %d token_blocks %d warps_n %d warps_k %d "
-                "stages %d ctas %d whole %d",
+                "stages %d ctas %d whole %d tile_blocks %d cluster %d",
                 static_cast<long long>(p.m), static_cast<long long>(p.n),
                 static_cast<long long>(p.k), p.bits, static_cast<long long>(p.group_size),
                 p.scale_dtype, p.zeros != nullptr, device.sm_count, device.shared_bytes_per_block,
                 device.major, flags, plan.warpgroups, plan.token_blocks, plan.warps_n, plan.warps_k,
-                plan.stages, plan.ctas, plan.whole_tiles);
+                plan.stages, plan.ctas, plan.whole_tiles, plan.tile_blocks, plan.cluster);
   return text;
 }
 
@@ -105,11 +105,12 @@ qlinear::cuda::Form form_of_plan(const ql_cuda_plan& plan) {
 
 // Tiles cover all rows and features, none is empty, and a lower one would not hold all rows.
 bool tiles_fit(const ql_linear_params& params, const ql_cuda_plan& plan) {
-  const int64_t rows = 8 * plan.token_blocks;
-  const int64_t columns = (plan.token_blocks == 16 ? 16 : 32) * plan.warps_n;
+  const int64_t rows = 8 * plan.token_blocks, columns = 16 * int64_t{plan.tile_blocks};
   const int64_t n_padded = layout::round_up(params.n, layout::kPadN);
   for (const auto& form : qlinear::cuda::kForms) {
-    if (form.form == form_of_plan(plan) && form.token_blocks < plan.token_blocks &&
+    const bool there =
+        qlinear::cuda::has_kernel(form, params.bits, qlinear::cuda::fine_groups(params.group_size));
+    if (there && form.form == form_of_plan(plan) && form.token_blocks < plan.token_blocks &&
         8 * form.token_blocks >= params.m) {
       return false;
     }
@@ -122,16 +123,61 @@ bool tiles_fit(const ql_linear_params& params, const ql_cuda_plan& plan) {
 bool kernel_fits(const ql_linear_params& params, const ql_cuda_device& device,
                  const ql_cuda_plan& plan) {
   if (plan.kernel < 0 || plan.kernel >= qlinear::cuda::kKernels) return false;
-  const int fine = params.group_size == 32 || params.group_size == 64;
-  const int format = plan.kernel / (2 * qlinear::cuda::kLinearForms);
-  const auto form = qlinear::cuda::kForms[plan.kernel / 2 % qlinear::cuda::kLinearForms];
+  const auto place = qlinear::cuda::kernel_place(plan.kernel);
+  const auto form = qlinear::cuda::kForms[place.form];
   using qlinear::cuda::Form;
   const bool device_fits =
       form.form == Form::kAlone || (device.major == 9 && plan.warps_n * plan.warps_k % 4 == 0);
   const bool warps_fit = form.form != Form::kFedWarpgroups || plan.warps_n % 4 == 0;
-  return format / 2 == (params.x_dtype == QL_BF16) && format % 2 == (params.bits == 8) &&
-         form.token_blocks == plan.token_blocks && form.form == form_of_plan(plan) &&
-         plan.kernel % 2 == fine && device_fits && warps_fit;
+  return place.format / 2 == (params.x_dtype == QL_BF16) &&
+         place.format % 2 == (params.bits == 8) && form.token_blocks == plan.token_blocks &&
+         form.form == form_of_plan(plan) &&
+         place.fine == (params.group_size == 32 || params.group_size == 64) && device_fits &&
+         warps_fit;
+}
+
+// Shared memory that the kernel will use, and threads that it may have.
+int shared_bytes_of(const ql_linear_params& params, const ql_cuda_plan& plan) {
+  const int item = params.scale_dtype == QL_F32 ? 4 : 2;
+  const bool has_zeros = params.zeros != nullptr;
+  if (plan.copy_warp != 0) {
+    return partition::fed_memory(qlinear::cuda::fed_geometry(plan), params.bits, params.group_size,
+                                 item, has_zeros)
+        .total;
+  }
+  return partition::shared_memory({plan.token_blocks, plan.warps_n, plan.warps_k, plan.stages},
+                                  params.bits, params.group_size, item, has_zeros)
+      .total;
+}
+int most_threads(const ql_cuda_plan& plan) {
+  return plan.copy_warp != 0 ? partition::fed_max_threads(plan.token_blocks)
+                             : partition::max_threads(plan.token_blocks);
+}
+
+// Registers of a thread block at its start, which every thread gets as many of as the largest block
+// could have, in eights; the kernels of the form alone take as many threads as they have room for.
+int registers_of(const ql_cuda_plan& plan) {
+  const int threads = plan.warps_n * plan.warps_k * 32;
+  if (plan.copy_warp == 0) return threads * (65536 / most_threads(plan));
+  const int each = 65536 / partition::fed_bound(plan.token_blocks) / 8 * 8;
+  return (threads + partition::kCopyThreads) * each;
+}
+
+// Every step of every tile is somebody's, and every warp has one: of the form alone by its stripes,
+// of the fed forms by whole tiles whose k the thread blocks of a cluster share.
+bool work_fits(const ql_linear_params& params, const ql_cuda_plan& plan) {
+  const int64_t tiles = int64_t{plan.m_tiles} * plan.n_tiles;
+  const int64_t steps = layout::round_up(params.k, layout::kPadK) / partition::kStepK;
+  if (plan.copy_warp != 0) {
+    const int64_t own = (steps + plan.cluster - 1) / plan.cluster;
+    return plan.whole_tiles == 1 && plan.cluster >= 1 && plan.cluster <= partition::kMaxCluster &&
+           plan.ctas % plan.cluster == 0 && plan.ctas <= tiles * plan.cluster &&
+           plan.cluster <= steps && (plan.warps_k <= own || plan.warps_n * plan.warps_k == 4) &&
+           plan.tile_blocks <= plan.warps_n * partition::fed_blocks_per_warp(plan.token_blocks);
+  }
+  const auto stripes = stripes_of(params, plan);
+  return stripes.granules * stripes.granule_steps == tiles * steps && stripes.ctas == plan.ctas &&
+         (plan.whole_tiles == 0 || stripes.granule_steps == steps) && plan.warps_k <= steps;
 }
 
 void check_plan(Sections& sections, const ql_linear_params& params, const ql_cuda_device& device,
@@ -141,22 +187,16 @@ void check_plan(Sections& sections, const ql_linear_params& params, const ql_cud
   const auto check = [&](Section& section, bool holds) {
     section.check(holds, "%s", holds ? "" : text().c_str());
   };
-  // All thread blocks are resident at once: their threads and shared memory fit side by side.
+  // All thread blocks are resident at once: their registers and shared memory fit side by side.
   const int per_sm = (plan.ctas + device.sm_count - 1) / device.sm_count;
-  const bool resident =
-      per_sm * plan.warps_n * plan.warps_k * 32 <= partition::max_threads(plan.token_blocks) &&
-      per_sm * (plan.shared_bytes + 1024) <= device.shared_bytes_per_sm;
+  const bool resident = per_sm * registers_of(plan) <= 65536 &&
+                        per_sm * (plan.shared_bytes + 1024) <= device.shared_bytes_per_sm;
   check(sections.runnable, fault == nullptr && resident);
-  const int item = params.scale_dtype == QL_F32 ? 4 : 2;
-  const auto memory =
-      partition::shared_memory({plan.token_blocks, plan.warps_n, plan.warps_k, plan.stages},
-                               params.bits, params.group_size, item, params.zeros != nullptr);
-  check(sections.memory,
-        plan.shared_bytes == memory.total && plan.shared_bytes <= device.shared_bytes_per_block &&
-            plan.warps_n * plan.warps_k * 32 <= partition::max_threads(plan.token_blocks));
+  check(sections.memory, plan.shared_bytes == shared_bytes_of(params, plan) &&
+                             plan.shared_bytes <= device.shared_bytes_per_block &&
+                             plan.warps_n * plan.warps_k * 32 <= most_threads(plan));
   const int64_t tiles = int64_t{plan.m_tiles} * plan.n_tiles;
-  const int64_t slot =
-      4 * int64_t{8} * plan.token_blocks * (plan.token_blocks == 16 ? 16 : 32) * plan.warps_n;
+  const int64_t slot = 4 * int64_t{8} * plan.token_blocks * 32 * plan.warps_n;
   check(sections.workspace,
         plan.whole_tiles == 1
             ? plan.workspace_bytes == 0
@@ -164,12 +204,7 @@ void check_plan(Sections& sections, const ql_linear_params& params, const ql_cud
                   plan.workspace_bytes <= partition::kWorkspaceBytes &&
                   4 * tiles <= partition::kCounterBytes);
   check(sections.tiles, tiles_fit(params, plan));
-  const auto stripes = stripes_of(params, plan);
-  const int64_t steps = layout::round_up(params.k, layout::kPadK) / partition::kStepK;
-  check(sections.stripes, stripes.granules * stripes.granule_steps == tiles * steps &&
-                              stripes.ctas == plan.ctas &&
-                              (plan.whole_tiles == 0 || stripes.granule_steps == steps) &&
-                              plan.warps_k <= steps);  // no warps without work in any tile
+  check(sections.stripes, work_fits(params, plan));
   check(sections.kernel, kernel_fits(params, device, plan));
 }
 
@@ -301,6 +336,40 @@ void check_refused_plans() {
     plan.token_blocks = 16;
     plan.warps_k = 1;
   });
+  {
+    const auto few = params_of(8, 28672, 8192);
+    const ql_cuda_plan fed = choose_plan(few, device, 0);
+    section.check(fed.copy_warp == 1 && plan_fault(few, device, fed) == nullptr, "a fed plan");
+    const auto refuse_fed = [&](const char* what, auto change) {
+      ql_cuda_plan plan = fed;
+      change(plan);
+      section.check(plan_fault(few, device, plan) != nullptr, "fed: %s", what);
+    };
+    for (const int wrong : {-1, 0, partition::kMaxCluster + 1, 1 << 20}) {
+      refuse_fed("cluster", [&](Plan plan) { plan.cluster = wrong; });
+    }
+    refuse_fed("part of a cluster", [&](Plan plan) {
+      plan.cluster = 2;
+      plan.ctas = 131;
+    });
+    for (const int wrong : {-1, 0, 4 * fed.warps_n + 1, 1 << 20}) {
+      refuse_fed("tile_blocks", [&](Plan plan) { plan.tile_blocks = wrong; });
+    }
+    refuse_fed("split tiles", [&](Plan plan) { plan.whole_tiles = 0; });
+    refuse_fed("three warps", [&](Plan plan) {
+      plan.warps_n = plan.tile_blocks = 3;
+      plan.warps_k = 1;
+    });
+    auto fine = few;
+    fine.group_size = 32;
+    refuse_fed("128 rows of fine groups", [&](Plan plan) {
+      plan.warpgroups = 1;
+      plan.token_blocks = 16;
+    });
+    ql_cuda_plan most = choose_plan(params_of(100, 28672, 8192), device, 0);
+    most.token_blocks = 16;
+    section.check(plan_fault(fine, device, most) != nullptr, "no kernel of 128 rows, fine groups");
+  }
   for (const int major : {8, 10, 12}) {
     auto other = device;
     other.major = major;

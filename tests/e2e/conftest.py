@@ -14,6 +14,7 @@ from qlinear_service.cost import CostCurve
 from qlinear_service.layers import LayerRegistry
 from qlinear_service.loading import Loaded
 from qlinear_service.server import Server
+from qlinear_service.tracing import Tracer
 
 
 @pytest.fixture
@@ -28,13 +29,14 @@ async def start() -> AsyncIterator[Start]:
             server_config: ServerConfig | None = None,
             curves: Mapping[str, CostCurve] | None = None,
             load: bool = True,
+            tracer: Tracer | None = None,
         ) -> Running:
             config = quick_config(
                 limits=limits or LimitsConfig(), batching=batching or BatchingConfig()
             )
             config = replace(config, server=server_config or config.server)
             kernels, registry = WatchedKernels(), LayerRegistry(small_layers())
-            server = Server(config)
+            server = Server(config, tracer)
             port = await server.bind()
 
             def loader(_stop: threading.Event) -> Loaded:

@@ -1,21 +1,20 @@
 """The metrics port of a running server: exact values after known traffic, and its manners."""
 
 import asyncio
+import json
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 import grpc
 import pytest
 import torch
 from measured_layers import Samples, names, samples_of, scrape, value
+from metrics_process import OPENMETRICS, get, served, words
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from running_server import WAIT_SECONDS, K, Running, Start, small_layers
 
@@ -25,13 +24,6 @@ from qlinear_service.config import LimitsConfig
 from qlinear_service.packed_writer import write_packed
 
 ONES = torch.ones(3, K).half()
-OPENMETRICS = "application/openmetrics-text; version=1.0.0"
-
-
-def get(address: str, path: str, accept: str = "") -> tuple[str, str]:
-    """Return the body and the content type."""
-    with urlopen(Request(f"http://{address}{path}", headers={"Accept": accept}), timeout=20) as got:
-        return got.read().decode(), got.headers["Content-Type"]
 
 
 @pytest.fixture
@@ -127,45 +119,12 @@ async def test_refusals_have_their_layer_code_and_reason(start: Start) -> None:
     assert value(samples, "qlinear_cancelled_total") == 1
 
 
-@dataclass
-class Process:
-    """A server process and its two addresses."""
-
-    process: asyncio.subprocess.Process
-    target: str
-    metrics: str
-
-
-Launch = Callable[..., Awaitable[Process]]
-
-
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     layers = [layer for layer in small_layers() if layer.spec.model == "one"]
     path = tmp_path / "one.safetensors"
     write_packed(path, "one", layers, specs=[layer.spec for layer in layers])
     return path
-
-
-def words(model: Path, *more: str) -> list[str]:
-    ports = ["--port", "0", "--metrics-port", "0", "--drain-delay-seconds", "0"]
-    return ["-m", "qlinear_service", "serve", str(model), *ports, "--log-level", "error", *more]
-
-
-@asynccontextmanager
-async def served(model: Path, *more: str) -> AsyncIterator[Process]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, *words(model, *more), stdout=asyncio.subprocess.PIPE
-    )
-    assert process.stdout is not None
-    try:
-        lines = [(await process.stdout.readline()).decode().split() for _ in range(3)]
-        assert [line[0] for line in lines] == ["listening", "metrics", "ready"]
-        yield Process(process, lines[0][-1], lines[1][-1])
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        assert await asyncio.wait_for(process.wait(), WAIT_SECONDS) == 0
 
 
 def request() -> pb.MatMulRequest:
@@ -185,7 +144,7 @@ async def test_scrapes_under_load_parse_and_add_up(model: Path) -> None:
         async def scraper() -> None:
             while True:
                 scraped.append((await asyncio.to_thread(get, server.metrics, "/metrics"))[0])
-                await asyncio.to_thread(get, server.metrics, "/")
+                await asyncio.to_thread(get, server.metrics, "/now.json")
 
         watching = asyncio.create_task(scraper())
         await asyncio.gather(*(client() for _ in range(8)))
@@ -210,9 +169,10 @@ async def test_formats_page_and_health(model: Path) -> None:
         assert get(server.metrics, "/metrics")[1].startswith("text/plain; version=0.0.4")
         page, kind = get(server.metrics, "/?at=once")
         assert kind == "text/html; charset=utf-8"
-        assert "one/up" in page
-        assert "serving" in page
         assert "//" not in page.replace("<!doctype html>", "")
+        document, kind = get(server.metrics, "/now.json")
+        assert kind == "application/json"
+        assert json.loads(document)["layers"][0]["name"] == "one/up"
         assert get(server.metrics, "/healthz")[0] == "serving\n"
         with pytest.raises(HTTPError, match="404"):
             get(server.metrics, "/etc/passwd")

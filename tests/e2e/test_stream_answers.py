@@ -8,9 +8,7 @@ from running_server import K, Running, Start, assert_close
 from stream_peer import open_stream, slab_of, until
 
 from qlinear.v1 import linear_pb2 as pb
-from qlinear_service.batching import BatchKey
 from qlinear_service.config import BatchingConfig
-from qlinear_service.dtypes import DType
 
 X = torch.ones(2, K).half()
 
@@ -86,23 +84,6 @@ async def test_timings_only_if_wanted(running: Running) -> None:
         assert timing.queue_nanoseconds < timing.total_nanoseconds
     await peer.send(2, "one/up", X)
     assert not (await peer.read()).result.timings
-
-
-async def test_the_trace_context_reaches_the_queue_if_it_is_one(running: Running) -> None:
-    parent = f"00-{'a' * 32}-{'b' * 16}-01"
-    peer = open_stream(running)
-    busy = await running.hold("one/down")
-    for number, text in enumerate([parent, "nonsense", ""], 1):
-        await peer.send(number, "one/up", X, traceparent=text)
-    await running.until_queued(6)
-    assert running.server._batcher is not None
-    queue = running.server._batcher._queue
-    waiting = queue._keys[BatchKey("one/up", DType.F16, DType.F16)].all()
-    assert [entry.item.traceparent for entry in waiting] == [parent, None, None]
-    running.kernels.gate.set()
-    for number in (1, 2, 3):
-        await peer.result(number)
-    await busy
 
 
 async def test_a_stream_of_nothing_ends_well(running: Running) -> None:

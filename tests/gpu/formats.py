@@ -36,19 +36,31 @@ class Kernel:
         """What a plan must say to take it, whatever the format."""
         return self.token_blocks, self.marks
 
+    def takes(self, bits: int, group_size: int) -> bool:
+        """Say whether it is for layers of this format."""
+        return (bits, group_size in (32, 64)) == (self.bits, self.group_size == 32)
+
     def runs_on(self, device: CudaDevice) -> bool:
         """Say whether a GPU has what the kernel is made of."""
         hopper = (device.major, device.minor) == (9, 0)
         return hopper or not self.marks
 
     def plan(self, *, warps: tuple[int, int], stages: int, ctas: int, whole_tiles: int) -> CudaPlan:
-        """Return a plan that takes this kernel; warps along n and along k."""
+        """Return a plan that takes this kernel; warps along n and along k.
+
+        Where kernels know no split tiles a cluster of up to eight thread blocks shares a tile's k.
+        """
         plan = CudaPlan(
             token_blocks=self.token_blocks, warps_n=warps[0], warps_k=warps[1], stages=stages,
             ctas=ctas, whole_tiles=whole_tiles,
         )  # fmt: skip
         for mark in self.marks:
             setattr(plan, mark, 1)
+        if plan.copy_warp:
+            plan.tile_blocks = warps[0] * (4 if self.token_blocks <= 2 else 1)
+            plan.cluster = 1 if whole_tiles else min(ctas, 8)
+            plan.ctas = ctas if whole_tiles else plan.cluster
+            plan.whole_tiles = 1
         return plan
 
 

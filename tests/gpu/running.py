@@ -150,8 +150,10 @@ class Call:
 
 
 def split_plan(kernels: CudaKernels, problem: Problem, x: torch.Tensor) -> CudaPlan:
-    """Return the planner's plan, changed so that thread blocks share tiles."""
-    status, plan = plan_of(kernels, problem, len(x), from_torch(x.dtype))
+    """Return a plan of the form that every GPU has, changed so that thread blocks share tiles."""
+    older = type(kernels.info).from_buffer_copy(kernels.info)
+    older.major = 8
+    status, plan = plan_of(kernels, problem, len(x), from_torch(x.dtype), device=older)
     assert status == 0, kernels.library.ql_cuda_error_text()
     tiles, steps = plan.m_tiles * plan.n_tiles, problem.logical.spec.k_padded // STEP_K
     # Neither a multiple nor a divisor of the tiles; more would need too much scratch.

@@ -30,7 +30,7 @@ def test_error_against_float64(
         for m in ROWS:
             for y_dtype in (dtype, torch.float32):
                 y = kernels.linear(problem.layer, x[:m], from_torch(y_dtype))
-                assert_near(problem, y, exact[:m], norm[:m], name=str(dtype))
+                assert_near(kernels, problem, x[:m], y, exact[:m], norm[:m], name=str(dtype))
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
@@ -48,7 +48,7 @@ def test_every_format_and_dtype(kernels: RecordingKernels, form: Form) -> None:
             exact, norm = problem.product(seen), norms(problem, seen)
             for y_dtype in DTYPES:
                 y = kernels.linear(problem.layer, x, from_torch(y_dtype))
-                assert_near(problem, y, exact, norm, name=str(x_dtype))
+                assert_near(kernels, problem, x, y, exact, norm, name=str(x_dtype))
 
 
 def test_the_measure_would_see_a_wrong_group_or_row(kernels: RecordingKernels) -> None:
@@ -67,7 +67,7 @@ def test_the_measure_would_see_a_wrong_group_or_row(kernels: RecordingKernels) -
         wrong = type(layer)(spec=layer.spec, qweight=codes, scales=scales)
         y = kernels.linear(wrong, x, DType.F16)
         with pytest.raises(AssertionError, match=name):
-            assert_near(problem, y, exact, norm, name=name)
+            assert_near(kernels, problem, x, y, exact, norm, name=name)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)

@@ -60,10 +60,10 @@ def test_rows_are_the_same_within_rounding_by_default(kernels: RecordingKernels)
         exact, norm = problem.product(x), norms(problem, x)
         for m in BATCHES[:-2]:
             y = kernels.linear(problem.layer, x[:m], DType.F16)
-            assert_near(problem, y, exact[:m], norm[:m])
+            assert_near(kernels, problem, x[:m], y, exact[:m], norm[:m])
             order = torch.randperm(m, device=kernels.device)
             moved = kernels.linear(problem.layer, x[order], DType.F16)
-            assert_near(problem, moved, exact[order], norm[order])
+            assert_near(kernels, problem, x[order], moved, exact[order], norm[order])
 
 
 def test_invariant_results_are_right(invariant: RecordingKernels) -> None:
@@ -73,4 +73,4 @@ def test_invariant_results_are_right(invariant: RecordingKernels) -> None:
         exact, norm = problem.product(x), norms(problem, x)
         for m in (1, 12, 90):
             y = invariant.linear(problem.layer, x[:m], DType.F16)
-            assert_near(problem, y, exact[:m], norm[:m])
+            assert_near(invariant, problem, x[:m], y, exact[:m], norm[:m])

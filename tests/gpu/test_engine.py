@@ -10,14 +10,16 @@ from gpu.loading import RecordingKernels
 from gpu.problems import Form, Problem
 
 from qlinear_service.batching import Batch, BatchKey, Part, WorkItem
+from qlinear_service.config import TRANSFERS
 from qlinear_service.dtypes import DType
 from qlinear_service.errors import OutOfDeviceMemory, SelfTestError
 from qlinear_service.gpu import engine as gpu_engine
 from qlinear_service.gpu import loading, probe
 from qlinear_service.gpu.engine import GpuEngine
-from qlinear_service.gpu.gauges import Gauges
 from qlinear_service.gpu.selftest import run_gpu_self_test
 from qlinear_service.gpu.streams import CudaStreams
+from qlinear_service.gpu.telemetry import REASONS, open_telemetry
+from qlinear_service.gpu.ways import AUTO, PINNED
 from qlinear_service.kernels.torch_types import to_torch
 from qlinear_service.layers import LayerRegistry, LayerSpec
 from qlinear_service.slots import Slab
@@ -26,9 +28,10 @@ K, N = 1000, 520
 
 
 class Bench:
-    """An engine over layers of all kinds."""
+    """An engine over layers of all kinds, whose rows travel in one of the ways."""
 
-    def __init__(self, kernels: RecordingKernels) -> None:
+    def __init__(self, kernels: RecordingKernels, mode: str = AUTO) -> None:
+        self.mode = mode
         self.kernels = kernels
         self.slab = Slab(capacity_bytes=1 << 30, largest_bytes=1 << 27)
         self.streams = CudaStreams(kernels)
@@ -38,7 +41,9 @@ class Bench:
         registry = LayerRegistry()
         for number, layer in enumerate(self.layers):
             registry._by_name[f"layer{number}"] = layer
-        self.engine = GpuEngine(device=self.streams, registry=registry, slab=self.slab)
+        self.engine = GpuEngine(
+            device=self.streams, registry=registry, slab=self.slab, mode=mode, chained=0
+        )
         self.numbers = itertools.count(1)
 
     def batch(self, number: int, *xs: torch.Tensor, output: DType = DType.F32) -> Batch:
@@ -58,6 +63,8 @@ class Bench:
     def expected(self, number: int, x: torch.Tensor) -> torch.Tensor:
         """Return what the same kernel gives for the same batch: the bits must be the same."""
         layer = self.layers[number]
+        if self.mode != PINNED and x.dtype == torch.float32:
+            x = x.to(to_torch(layer.spec.compute_dtype))  # on its way in, and so for other plans
         y = self.kernels.linear(layer, x.to(self.kernels.device), DType.F32)
         self.kernels.wait()
         return y.cpu()
@@ -73,12 +80,12 @@ class Bench:
             self.slab.release(part.item.slot)
 
 
-@pytest.fixture
-def bench(kernels: RecordingKernels) -> Iterator[Bench]:
-    made = Bench(kernels)
+@pytest.fixture(params=TRANSFERS)
+def bench(kernels: RecordingKernels, request: pytest.FixtureRequest) -> Iterator[Bench]:
+    made = Bench(kernels, request.param)
     yield made
     assert made.engine.stop(10)
-    assert made.engine._stages.free == gpu_engine.STAGES
+    assert made.engine._stages.free == made.engine.stage_count
 
 
 def draw(seed: int, rows: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
@@ -186,12 +193,23 @@ def test_the_probe_finds_a_plausible_machine(kernels: RecordingKernels) -> None:
 
 
 def test_the_gpu_says_how_it_is(kernels: RecordingKernels) -> None:
-    gauges = Gauges.of(kernels.device)
-    assert gauges is not None
-    found = gauges()
+    pytest.importorskip("pynvml", reason="install nvidia-ml-py, of the extra server")
+    telemetry = open_telemetry(kernels.device)
+    assert telemetry is not None
+    telemetry.stop()
+    telemetry.sample()
+    found = telemetry()
     print(found)
-    assert found["qlinear_gpu_clock_hertz"] > 1e8
-    assert found["qlinear_gpu_throttled"] in (0.0, 1.0)
+    assert found["qlinear_gpu_clock_hertz",] > 1e8
+    assert found["qlinear_gpu_memory_clock_hertz",] > 1e8
+    assert 10 < found["qlinear_gpu_power_watts",] < 2000
+    assert 5 < found["qlinear_gpu_temperature_celsius",] < 110
+    reasons = {found["qlinear_gpu_throttle_reason", name] for name in REASONS}
+    assert found["qlinear_gpu_throttled",] == max(reasons)
+    assert reasons <= {0.0, 1.0}
+    # What a data centre's memory counts; GeForce cards do not.
+    assert all(found.get(("qlinear_gpu_memory_errors", kind), 0.0) >= 0.0
+               for kind in ("corrected", "uncorrected"))  # fmt: skip
 
 
 def test_layers_larger_than_the_gpu_are_refused_before_they_are_read(

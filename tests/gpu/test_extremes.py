@@ -8,6 +8,7 @@ from gpu.running import check, rounded
 
 from qlinear_service.dtypes import DType
 from qlinear_service.kernels import packing
+from qlinear_service.kernels.torch_types import from_torch
 from qlinear_service.layers import LayerSpec, QuantizedLinear
 
 LONG_K = 28672
@@ -85,7 +86,10 @@ def test_what_is_no_number_stays_in_its_row(kernels: RecordingKernels, bad: floa
                     sound = y[row].isfinite()
                     # Times a weight of zero, infinity is no number either.
                     assert not sound.any(), f"{bad} was lost at weights {weight[sound][:5]}"
-                    if bad == bad:
+                    plan = kernels.plan(problem.layer, m, from_torch(x_dtype), DType.F32)
+                    raw = plan.copy_warp and plan.token_blocks <= 2
+                    # Raw codes and sums of x are both infinite, which leaves no number.
+                    if bad == bad and not raw:
                         infinite = y[row][weight != 0]
                         assert_same(infinite, (bad * weight[weight != 0].sign()).float())
 

@@ -121,7 +121,7 @@ def profiled_seconds(kernels: RecordingKernels, layers: list[QuantizedLinear], r
             kernels.linear(layer, xs, DType.F16, out=y)
             kernels.wait()
             time.sleep(PAUSE_SECONDS)
-    found = [event for event in profiled.key_averages() if "LinearArgs" in event.key]
+    found = [event for event in profiled.key_averages() if "cuda::linear_" in event.key]
     assert sum(event.count for event in found) == 40 * len(layers)
     return sum(event.self_device_time_total for event in found) / (40e6 * len(layers))
 

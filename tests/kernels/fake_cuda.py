@@ -1,4 +1,4 @@
-"""`CudaKernels` over a library that only pretends to have a GPU: tests/csrc/fake_cuda.cpp.
+"""`CudaKernels` over a library that only pretends to have a GPU: tests/csrc/fake_*.cpp.
 
 Tensors live in host memory and streams are numbers; everything else is the real thing.
 """
@@ -16,7 +16,7 @@ from qlinear_service.kernels import build, cuda_runtime
 from qlinear_service.kernels.cuda import CudaKernels
 from qlinear_service.kernels.cuda_runtime import CudaRuntime
 
-SOURCE = Path(__file__).parents[1] / "csrc/fake_cuda.cpp"
+SOURCES = [Path(__file__).parents[1] / "csrc" / name for name in ("fake_cuda.cpp", "fake_rows.cpp")]
 
 
 class HostStream:
@@ -108,6 +108,14 @@ def build_fake(folder: Path) -> Path:
     built = folder / "libfake_cuda.so"
     flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]
     linked = [str(cpu), f"-Wl,-rpath,{cpu.parent}"]
-    command = ["g++", *flags, f"-I{build.SOURCE_ROOT}", str(SOURCE), *linked, "-o", str(built)]
+    command = [
+        "g++",
+        *flags,
+        f"-I{build.SOURCE_ROOT}",
+        *map(str, SOURCES),
+        *linked,
+        "-o",
+        str(built),
+    ]
     subprocess.run(command, check=True)
     return built

@@ -16,8 +16,6 @@ import kernel_sweep
 from kernel_layers import compare
 from kernel_peers import PlainWeights, unpack_words
 
-from qlinear_service.kernels.cuda_abi import CudaPlan
-
 F16 = figures.VARIANTS["f16"]
 SMALL = figures.Shape("256x128", 256, 128)
 
@@ -126,23 +124,13 @@ def test_plain_weights_of_a_peer_are_unpacked_lowest_bits_first() -> None:
 
 
 def test_candidates_begin_with_the_plan_that_there_is() -> None:
-    values = {
-        "token_blocks": 2,
-        "warpgroups": 0,
-        "copy_warp": 0,
-        "warps_n": 2,
-        "warps_k": 8,
-        "stages": 4,
-    }
-    values |= {"ctas": 132, "whole_tiles": 0}
-    own = {name: values[name] for name in kernel_sweep.FIELDS}
-    assert {"token_blocks", "warps_n", "ctas"} <= own.keys()
-    found = kernel_sweep.candidates(own, cell(16), 132)
+    chosen = {"token_blocks": 2, "warps_n": 2, "warps_k": 8, "stages": 4, "ctas": 132}
+    own = dict.fromkeys(kernel_sweep.FIELDS, 0) | chosen
+    fed = own | {"copy_warp": 1, "tile_blocks": 8, "cluster": 2, "whole_tiles": 1, "stages": 7}
+    found = kernel_sweep.candidates(own, cell(16), 132, [fed])
     assert found[0] == own
     assert len(found) == len({tuple(plan.values()) for plan in found})
     assert 500 < len(found) < 10_000
     assert {plan["token_blocks"] for plan in found} == {1, 2, 4}
     assert (64, 1) in {(plan["ctas"], plan["whole_tiles"]) for plan in found}
-    assert kernel_sweep.plan_text(own) == "rows 16 warps 2x8 stages 4 ctas 132 split"
-    assert kernel_sweep.plan_of(own).warps_k == 8
-    assert isinstance(kernel_sweep.plan_of(own), CudaPlan)
+    assert {plan["stages"] for plan in found if plan["copy_warp"]} == {2, 3, 4, 6, 7}

@@ -109,6 +109,7 @@ def test_a_sweep_tries_plans_and_shows_the_best(
     words = ["--sweep", "--shapes", "256x128", "--rows", "9", "--replays", "3"]
     words += ["--sweep-seconds", "0.5"]
     report = stand_in(words, tmp_path / "journal", monkeypatch)
+    assert not report["failures"]
     (sweep,) = report["sweeps"]
     assert sweep["tried"] > 3
     assert sweep["refused"] > 0

@@ -10,7 +10,16 @@ import pytest
 
 from qlinear_service.kernels import build, cuda_abi
 from qlinear_service.kernels.abi import GatherParams, LinearParams
-from qlinear_service.kernels.cuda_abi import CudaDevice, CudaFlag, CudaLaunch, CudaPlan, Status
+from qlinear_service.kernels.cuda_abi import (
+    CudaBatch,
+    CudaDevice,
+    CudaFlag,
+    CudaLaunch,
+    CudaPart,
+    CudaPlan,
+    CudaRows,
+    Status,
+)
 
 STRUCTS: dict[str, type[ctypes.Structure]] = {
     "ql_linear_params": LinearParams,
@@ -18,6 +27,9 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "ql_cuda_device": CudaDevice,
     "ql_cuda_plan": CudaPlan,
     "ql_cuda_launch": CudaLaunch,
+    "ql_cuda_part": CudaPart,
+    "ql_cuda_rows": CudaRows,
+    "ql_cuda_batch": CudaBatch,
 }
 HEADER = (Path(build.SOURCE_ROOT) / "linear_cuda.h").read_text()
 PARAMS_HEADER = (Path(build.SOURCE_ROOT) / "linear_params.h").read_text()
@@ -74,7 +86,9 @@ def test_every_field_lies_where_the_compiler_puts_it(tmp_path: Path) -> None:
 def test_every_function_is_declared_with_as_many_arguments() -> None:
     text = without_comments(HEADER)
     found = re.findall(r"^(\w[\w \*]*?)\s*\b(ql_\w+)\(([^)]*)\);", text, re.MULTILINE)
-    results = {"int": ctypes.c_int, "int64_t": ctypes.c_int64, "const char*": ctypes.c_char_p}
+    results = {
+        "int": ctypes.c_int, "int64_t": ctypes.c_int64, "const char*": ctypes.c_char_p, "void": None
+    }  # fmt: skip
     declared = {
         name: (results[result], 0 if words.strip() == "void" else words.count(",") + 1)
         for result, name, words in found

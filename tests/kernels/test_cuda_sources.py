@@ -23,6 +23,9 @@ FORBIDDEN = {
 }
 """The last one faulted on H100 and RTX 5090 in other projects; whoever needs it guards it."""
 
+PIPELINE = ("pipeline.cpp", {"waits", "copies"})
+"""Whole batches go through it, with rows from and to host memory; no graph does."""
+
 
 def code_of(text: str) -> str:
     """Return a source without its comments."""
@@ -36,6 +39,8 @@ def test_there_are_sources() -> None:
 @pytest.mark.parametrize("deed", FORBIDDEN)
 def test_launches_only_launch(deed: str) -> None:
     for path in SOURCES:
+        if path.name == PIPELINE[0] and deed in PIPELINE[1]:
+            continue
         found = re.search(FORBIDDEN[deed], code_of(path.read_text()))
         assert found is None, f"{path.name} {deed}: {found[0]!r}"
 

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCES = {
     "partition": ("tests/csrc/partition_test.cpp",),
-    "plan": ("tests/csrc/plan_test.cpp", "csrc/cuda/plan.cpp"),
+    "plan": ("tests/csrc/plan_test.cpp", "csrc/cuda/plan.cpp", "csrc/cuda/plan_fed.cpp"),
 }
 PARTS = (("plan", "0", "2"), ("plan", "1", "2"), ("partition",))
 """The programs' names, and which part of its work the longer one does."""

@@ -29,7 +29,8 @@ FLOORS: list[set[str]] = [
     | {"kernels.architectures", "kernels.driver", "kernels.nvcc"}
     | {"kernels.ninja", "kernels.library_cache"},
     {"config", "config_fields", "config_sources", "layers", "kernels.torch_types", "tracing"}
-    | {"metrics", "measured", "metric_families", "bandwidth", "roofline", "cost"}
+    | {"config_tracing", "metrics", "metric_series"}
+    | {"measured", "metric_families", "bandwidth", "roofline", "cost"}
     | {"scheduling", "fairness"},
     {"kernels"},
     {
@@ -44,6 +45,7 @@ FLOORS: list[set[str]] = [
         "batcher",
         "in_flight",
         "results",
+        "pieces",
         "slots",
         "transport",
     }
@@ -51,10 +53,10 @@ FLOORS: list[set[str]] = [
     {"unread"},
     {"servicer", "handlers", "engine", "health", "lifecycle", "channel"}
     | {"streaming", "stream_call", "stream_reader", "calls", "statuses"}
-    | {"metrics_page", "metrics_server", "probe", "signals", "gpu", "loaded"}
+    | {"watch", "metrics_server", "probe", "signals", "gpu", "loaded"}
     | {"planning"}
     | {"selftest", "sample_layers", "diagnosis", "models", "loading", "loadgen", "conversion"}
-    | {"callers", "curves", "runners"},
+    | {"callers", "curves", "runners", "spans"},
     {"server"},
     {"commands"},
     {"cli", "__main__"},
@@ -70,9 +72,11 @@ NEVER_REACHES: dict[str, set[str]] = {
     "cost": {"torch", "grpc"},
     "scheduling": {"torch", "grpc", "asyncio"},
     "lanes": {"torch", "grpc", "asyncio"},
-    "batcher": {"torch", "grpc"},
+    "batcher": {"torch", "grpc", "opentelemetry"},
     "slots": {"torch", "grpc"},
+    "pieces": {"torch", "grpc"},
     "metrics": {"torch", "grpc"},
+    "tracing": {"torch", "grpc", "opentelemetry"},
     "metrics_server": {"torch", "grpc"},
     "engine": {"grpc"},
     "loadgen.drive": {"torch", "grpc"},
@@ -83,6 +87,8 @@ NEVER_REACHES: dict[str, set[str]] = {
     "kernels.resources": {"torch", "grpc", "numpy", "rich"},
     "commands.call": {"torch"},
     "commands.plan": {"torch", "grpc"},
+    "commands.top": {"torch", "grpc", "numpy"},
+    "watch.now": {"torch", "grpc"},
     "kernels.tuned_plans": {"torch", "grpc", "numpy", "rich"},
 }
 

@@ -216,3 +216,10 @@ def test_cuda_is_refused_and_never_replaced(
     assert captured.out == ""
     assert "device is cuda:0, and there is no NVIDIA driver" in captured.err
     assert "serve with --device cpu" in captured.err
+
+
+def test_ways_across_the_bus_are_three() -> None:
+    assert KernelConfig().transfers == "auto"
+    assert resolve(flags=parse("--transfers", "pinned")).config.kernels.transfers == "pinned"
+    with pytest.raises(ConfigError, match="transfers: is 'rdma'; expected auto, slab, pinned"):
+        resolve(flags=parse("--transfers", "rdma"))

@@ -13,9 +13,11 @@ import torch
 from fake_gpu import FakeGpu
 from random_layers import random_layer
 
+from qlinear_service.config import TRANSFERS
 from qlinear_service.cost import TILE_EDGES, Steps
 from qlinear_service.curves import HostStepper, cost_curves, measure_curves
 from qlinear_service.gpu.stepper import DeviceStepper
+from qlinear_service.gpu.ways import PINNED
 from qlinear_service.kernels.backends import TorchKernels
 from qlinear_service.kernels.packing import pack
 from qlinear_service.layers import QuantizedLinear
@@ -205,10 +207,12 @@ def test_the_real_kernels_of_the_host_give_a_curve() -> None:
     assert all(step.copy_in_seconds > 0 for step in curve.steps)
 
 
-def test_a_gpu_gives_its_own_times_of_all_three_steps() -> None:
+@pytest.mark.parametrize("mode", TRANSFERS)
+def test_a_gpu_gives_its_own_times_of_all_three_steps(mode: str) -> None:
     """On a device made of threads, which says 1, 5 and 2 µs of whatever runs."""
     gpu = FakeGpu()
-    steps = DeviceStepper(gpu).steps(A, 24)
+    steps = DeviceStepper(gpu, mode).steps(A, 24)
+    assert [trip.way.gather for trip in gpu.trips] == [mode != PINNED]
     assert steps == Steps(24, 1e-6, 5e-6, 2e-6)
     assert [gpu.count(step) for step in ("copy_in", "kernel", "copy_out")] == [1, 1, 1]
     found = measure_curves(DeviceStepper(gpu), {"a": [A]}, most_seconds=2, stop=NEVER)

@@ -24,7 +24,7 @@ from qlinear_service.server import Server
 
 WAIT_SECONDS = 20
 LAYERS = LayerRegistry(small_layers())
-GAUGES = {"qlinear_gpu_clock_hertz": 1.98e9, "qlinear_gpu_throttled": 0.0}
+GAUGES = {("qlinear_gpu_clock_hertz",): 1.98e9, ("qlinear_gpu_throttled",): 0.0}
 
 
 def loaded(gpu: FakeGpu) -> Loaded:
@@ -32,7 +32,7 @@ def loaded(gpu: FakeGpu) -> Loaded:
         registry=LAYERS,
         kernels=TorchKernels(),
         gpu=gpu,
-        gauges=lambda: GAUGES,
+        telemetry=lambda: GAUGES,
         tuned_bandwidths=(("k8_n8_b4_g128", 16, 3e12),),
     )
 

@@ -14,9 +14,8 @@ from random_layers import random_layer
 from qlinear_service.config import KernelConfig
 from qlinear_service.dtypes import DType
 from qlinear_service.errors import ConfigError, OutOfDeviceMemory, SelfTestError
-from qlinear_service.gpu import choice, gauges, loading, probe, selftest
+from qlinear_service.gpu import choice, loading, probe, selftest
 from qlinear_service.gpu.choice import choose_device
-from qlinear_service.gpu.gauges import Gauges
 from qlinear_service.gpu.loading import GpuPlace, device_bytes
 from qlinear_service.gpu.made_up import made_up_layer
 from qlinear_service.gpu.selftest import run_gpu_self_test
@@ -227,36 +226,6 @@ def test_made_up_layers_are_layers_and_sizes_are_six() -> None:
     sizes = probe.sizes_to_read()
     assert len(sizes) == 6
     assert (sizes[0], sizes[-1]) == (1 << 20, 1 << 29)
-
-
-class Nvml:
-    """NVML that tells all but the temperature, of a GPU that its power cap slows down."""
-
-    def _tell(self, answer: Any, value: int) -> int:
-        answer._obj.value = value
-        return 0
-
-    def nvmlDeviceGetClockInfo(self, handle: Any, kind: Any, answer: Any) -> int:
-        return self._tell(answer, 1980)
-
-    def nvmlDeviceGetPowerUsage(self, handle: Any, answer: Any) -> int:
-        return self._tell(answer, 699_500)
-
-    def nvmlDeviceGetTemperature(self, handle: Any, kind: Any, answer: Any) -> int:
-        return 3
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Any, answer: Any) -> int:
-        return self._tell(answer, 0x4 | 0x1)
-
-
-def test_gauges_say_what_the_gpu_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Gauges(Nvml(), gauges.ctypes.c_void_p())() == {
-        "qlinear_gpu_clock_hertz": 1.98e9,
-        "qlinear_gpu_power_watts": 699.5,
-        "qlinear_gpu_throttled": 1.0,
-    }
-    monkeypatch.setattr(gauges, "LIBRARY", "libnothing.so.9")
-    assert Gauges.of(CPU) is None
 
 
 def test_a_gpu_that_is_full_at_start_is_one_sentence(

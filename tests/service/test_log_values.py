@@ -1,28 +1,19 @@
 """Log lines split into their keys again, whatever a model is called; unwanted kernels are seen."""
 
-import json
 import logging
-import re
 import threading
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from log_lines import split
 from packed_files import layers_of_every_kind, write_layers
 
 from qlinear_service import loading
 from qlinear_service.config import KernelConfig
 from qlinear_service.kernels.backends import TorchKernels
 from qlinear_service.log_values import quoted
-
-PAIR = re.compile(r'([a-z_]+)=("(?:[^"\\]|\\.)*"|[^ "=]+)(?: |$)')
-
-
-def split(line: str) -> dict[str, str]:
-    """The keys and values of a line."""
-    pairs = PAIR.findall(line)
-    return {key: json.loads(value) if value[0] == '"' else value for key, value in pairs}
 
 
 @given(st.text(), st.text())

@@ -15,7 +15,7 @@ from qlinear_service.checkpoints.opened import Opened, by_module
 from qlinear_service.checkpoints.plain import PlainOptions, plain_modules, why_not_linear
 from qlinear_service.checkpoints.tensor_files import INDEX_SUFFIX, WEIGHTS_SUFFIX, TensorFiles
 from qlinear_service.errors import CheckpointError
-from qlinear_service.log_values import quoted
+from qlinear_service.log_values import event
 
 __all__ = [
     "WEIGHTS_SUFFIX",
@@ -150,7 +150,7 @@ def _skipped(opened: Opened, modules: dict[str, Module]) -> Iterator[Skipped]:
                     reason = "not quantized in the checkpoint; see --unquantized"
                 yield Skipped(full, f"{info}: {reason}")
             elif suffix not in module.tensors:
-                logger.warning("tensor_ignored tensor=%s reason=foreign", quoted(full))
+                event(logger, logging.WARNING, "tensor_ignored", tensor=full, reason="foreign")
                 yield Skipped(full, f"{info}: not part of the format, ignored")
 
 

@@ -24,7 +24,7 @@ from qlinear_service.checkpoints.tensor_files import TensorFiles
 from qlinear_service.checkpoints.words import unpack_columns
 from qlinear_service.errors import CheckpointError
 from qlinear_service.layers import LayerSpec, Source
-from qlinear_service.log_values import quoted
+from qlinear_service.log_values import event
 
 __all__ = ["MarlinModule", "describe", "read"]
 
@@ -164,11 +164,15 @@ class MarlinModule(AffineModule):
             ordered = stored.view(groups, -1, 4, 4, 2).transpose(2, 3)
         ordered = ordered.reshape(groups, -1)
         if end == self.spec.n and not bool(ordered[:, -1].any()):
-            logger.warning(
-                "columns_of_zeros module=%s file=%s last_column=%d "
-                "effect='some tools pad n; the results of padding are zeros'",
-                quoted(self.spec.module), quoted(self.tensors[self._codes].path), end - 1,
-            )  # fmt: skip
+            event(
+                logger,
+                logging.WARNING,
+                "columns_of_zeros",
+                module=self.spec.module,
+                file=self.tensors[self._codes].path,
+                last_column=end - 1,
+                effect="some tools pad n; the results of padding are zeros",
+            )
         return ordered
 
     def zeros(self, begin: int, end: int, device: torch.device) -> torch.Tensor | None:

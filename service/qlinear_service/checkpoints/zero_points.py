@@ -12,7 +12,7 @@ import torch
 
 from qlinear_service.checkpoints.checkpoint import Module
 from qlinear_service.checkpoints.words import unpack_columns
-from qlinear_service.log_values import quoted
+from qlinear_service.log_values import event
 
 __all__ = ["ZeroPoints"]
 
@@ -63,11 +63,10 @@ class ZeroPoints:
         if bool((stored == self.mislabelled).all()):
             # Published models carry the wrong label. With symmetric codes the content is
             # unambiguous, and believing the label would shift every weight by one scale.
-            logger.warning(
-                "zero_points_mislabelled module=%s file=%s stored=%d label=%s label_means=%d "
-                "loaded_as=%d",
-                quoted(spec.module), quoted(module.tensors["qzeros"].path), self.mislabelled,
-                quoted(spec.source.format), self.labelled, self.middle,
+            event(
+                logger, logging.WARNING, "zero_points_mislabelled",
+                module=spec.module, file=module.tensors["qzeros"].path, stored=self.mislabelled,
+                label=spec.source.format, label_means=self.labelled, loaded_as=self.middle,
             )  # fmt: skip
             return
         group, column = (int(i) for i in (stored != self.labelled).nonzero()[0])
@@ -107,10 +106,9 @@ class ZeroPoints:
                     f"which v1 means as {most + 1}: the tool that wrote it cannot store 0; "
                     "quantize again, in the format gptq_v2",
                 )
-            logger.warning(
-                "zero_points_beyond_codes module=%s file=%s first_group=%d first_column=%d "
-                "stored=%d loaded_as=%d",
-                quoted(module.spec.module), quoted(module.tensors["qzeros"].path), group,
-                column + begin, most, most + 1,
+            event(
+                logger, logging.WARNING, "zero_points_beyond_codes",
+                module=module.spec.module, file=module.tensors["qzeros"].path, first_group=group,
+                first_column=column + begin, stored=most, loaded_as=most + 1,
             )  # fmt: skip
         return stored + 1

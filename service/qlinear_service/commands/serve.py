@@ -7,7 +7,6 @@ import logging
 import os
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,9 +18,11 @@ from qlinear_service.config_sources import (
     format_table,
     resolve,
 )
+from qlinear_service.config_tracing import TracingConfig
 from qlinear_service.errors import ConfigError
-from qlinear_service.log_values import quoted
+from qlinear_service.log_values import FORMATS, event
 from qlinear_service.process import tune_process
+from qlinear_service.tracing import Tracer
 
 __all__ = ["add_arguments", "is_a_fault", "run"]
 
@@ -57,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if not args.path:  # "" would be the current folder: an unset variable in a script
         raise ConfigError("PATH is missing: name a packed file, a checkpoint folder or a folder")
-    _set_up_logging(resolved.config.server.log_level)
+    server = resolved.config.server
+    _set_up_logging(server.log_level, server.log_format)
     return _serve(Path(args.path), resolved.config)
 
 
@@ -76,22 +78,41 @@ def _serve(path: Path, config: ServiceConfig) -> int:
     def loader(stop: threading.Event) -> Loaded:
         level = logging.WARNING if choice.gpu_unused else logging.INFO
         device = choice.config.device
-        logger.log(level, "device name=%s why=%s", device, quoted(choice.why))
+        event(logger, level, "device", name=device, why=choice.why)
         return load(path, choice.config, stop)
 
     config = replace(config, kernels=choice.config)
-    return asyncio.run(serve(config, loader, functools.partial(print, flush=True)))
+    announce = functools.partial(print, flush=True)
+    tracer = _tracer(config.tracing)
+    try:
+        return asyncio.run(serve(config, loader, announce, tracer))
+    finally:
+        if tracer is not None:
+            tracer.close()
 
 
-def _set_up_logging(level: str) -> None:
-    logging.Formatter.converter = time.gmtime
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=level.upper(),
-        format="time=%(asctime)s.%(msecs)03dZ level=%(levelname)s logger=%(name)s "
-        "event=%(message)s",
-        datefmt="%Y-%m-%dT%H:%M:%S",
-    )
+def _tracer(config: TracingConfig) -> Tracer | None:
+    """Return what sends spans to where the configuration says, None if it says nowhere.
+
+    Raises:
+        ConfigError: OpenTelemetry is not installed.
+    """
+    if not config.trace_endpoint:
+        return None
+    try:
+        from qlinear_service.spans import otlp_tracer
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"trace_endpoint is set and the package {error.name!r} is missing; install it with: "
+            "pip install 'qlinear[tracing]'"
+        ) from None
+    return otlp_tracer(config.trace_endpoint, config.trace_ratio)
+
+
+def _set_up_logging(level: str, form: str) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(FORMATS[form]())
+    logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.getLogger("grpc._cython.cygrpc").addFilter(is_a_fault)
 
 

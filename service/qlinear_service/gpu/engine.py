@@ -1,30 +1,31 @@
 """The engine on a GPU: several batches in flight, one copied in, one computed, one copied out.
 
-A batch passes through: rows from slots into pinned memory, copy to the device, product, copy back,
-rows out of pinned memory. Nothing here waits for the GPU but one thread, which waits for the oldest
-batch; small batches are put on their way from the event loop itself, large ones from another
-thread. Sees no caller and no message.
+A batch passes through: rows in, product, rows out; ways.py says how rows travel. One thread waits
+for the oldest batch; small batches are put on their way from the event loop itself, large ones from
+another thread. A batch that is quick and has the device to itself is waited for on the event loop.
+Sees no caller and no message.
 """
 
 import asyncio
-import contextlib
-import functools
 import logging
 import queue
 import threading
 import time
-from typing import Any
 
 import torch
 
 from qlinear_service.batching import Batch
-from qlinear_service.engine import gather_rows, part_rows, split_rows
-from qlinear_service.errors import EngineLost
+from qlinear_service.engine import QUICK_SECONDS, gather_rows, part_rows, split_rows
+from qlinear_service.errors import ActivationsGone, EngineLost
+from qlinear_service.gpu.express import Trip
+from qlinear_service.gpu.job import LARGE_COPY_BYTES, Job, copied
 from qlinear_service.gpu.stages import Stage, StagePool
 from qlinear_service.gpu.streams import Device
-from qlinear_service.kernels.torch_types import to_torch
-from qlinear_service.layers import LayerRegistry, QuantizedLinear
+from qlinear_service.gpu.ways import AUTO, PINNED, Batched, Way, way_of
+from qlinear_service.layers import LayerRegistry
+from qlinear_service.log_values import event
 from qlinear_service.results import BatchResult
+from qlinear_service.roofline import Roofline
 from qlinear_service.slots import Slab
 
 __all__ = ["STAGES", "GpuEngine"]
@@ -35,47 +36,18 @@ STAGES = 2
 """Batches in flight unless told otherwise: one computes while the other is copied, gathered and
 settled, which take as long as a kernel or longer (docs/decisions/0005-gpu-stages.md)."""
 
+CHAINED = 3
+"""Stages beyond that for more layers of the same calls: query, key, value; gate and up."""
+
 QUICK_BYTES = 128 * 1024
 """Rows of so many bytes are gathered in some 6 microseconds, less than waking a thread takes."""
 
-LARGE_COPY_BYTES = 64 * 1024
-"""From here on copies are torch's, which lets go of the interpreter lock and costs some
-microseconds more than one of Python's own."""
 
+LONE_Y_BYTES = 256 * 1024
+"""Results that cross the bus in 10 microseconds."""
 
-class _Job:
-    """One batch on its way, and the future of whoever waits for it."""
-
-    __slots__ = ("batch", "error", "future", "gather_nanoseconds", "layer", "loop", "stage")
-
-    def __init__(
-        self, batch: Batch, layer: QuantizedLinear, loop: asyncio.AbstractEventLoop
-    ) -> None:
-        self.batch = batch
-        self.layer = layer
-        self.loop = loop
-        self.future: asyncio.Future[BatchResult] = loop.create_future()
-        self.stage: Stage | None = None
-        self.error: BaseException | None = None
-        """Why it could not be launched, or not all of it."""
-        self.gather_nanoseconds = 0
-
-    @property
-    def x_row_bytes(self) -> int:
-        return self.layer.spec.k * self.batch.key.x_dtype.itemsize
-
-    @property
-    def x_bytes(self) -> int:
-        return self.batch.rows * self.x_row_bytes
-
-    @property
-    def y_bytes(self) -> int:
-        return self.batch.rows * self.layer.spec.n * self.batch.key.output_dtype.itemsize
-
-    def settle(self, outcome: BatchResult | BaseException) -> None:
-        """Tell whoever waits, from any thread."""
-        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits
-            self.loop.call_soon_threadsafe(functools.partial(_set, self.future, outcome))
+LONE_SECONDS = 300e-6
+"""A lone batch that takes longer than it should is left to the thread that waits for others."""
 
 
 class GpuEngine:
@@ -86,23 +58,38 @@ class GpuEngine:
         registry: the loaded layers.
         slab: where activations lie.
         stages: batches that may be in flight.
+        chained: batches beyond that, for more layers of the same calls.
+        mode: how rows may travel, see ways.py.
+        roofline: what the device was measured to need; None: no batch is taken to be quick.
 
     Raises:
         RuntimeError: the device has no room for the buffers.
     """
 
     def __init__(
-        self, *, device: Device, registry: LayerRegistry, slab: Slab, stages: int = STAGES
+        self,
+        *,
+        device: Device,
+        registry: LayerRegistry,
+        slab: Slab,
+        stages: int = STAGES,
+        chained: int = CHAINED,
+        mode: str = AUTO,
+        roofline: Roofline | None = None,
     ) -> None:
         self._device = device
         self._registry = registry
         self._slab = slab
-        self.most_in_flight = stages
-        self._stages = StagePool(device, stages)
+        self._mode = mode
+        self._roofline = roofline
+        self.most_in_flight, self.most_chained = stages, chained
+        self.stage_count = stages + chained
+        self._stages = StagePool(device, self.stage_count)
+        self._sees_slab = mode != PINNED and self._admit_slab()
         self._lost: EngineLost | None = None
         self._launching = threading.Lock()
-        self._waiting: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._launched: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._launched: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=work, args=(jobs,), name=name, daemon=True)
             for name, work, jobs in (
@@ -123,13 +110,47 @@ class GpuEngine:
         if self._lost is not None:
             raise EngineLost(str(self._lost))
         layer = self._registry.resolve(batch.key.layer)
-        job = _Job(batch, layer, asyncio.get_running_loop())
+        job = Job(batch, layer, asyncio.get_running_loop())
         if job.x_bytes <= QUICK_BYTES:
-            job.stage = self._stages.take_ready(job.x_bytes, job.y_bytes)
+            job.stage = self._stages.take_ready(job.x_room_bytes, job.y_bytes)
         if job.stage is not None:
             self._launch(job)
         else:
             self._waiting.put(job)
+        return await job.future
+
+    def is_lone(self, batch: Batch) -> bool:
+        """Say whether `batch` has the device to itself and ends before a thread could be woken."""
+        if self._roofline is None or self._stages.free != self.stage_count:
+            return False
+        layer = self._registry.resolve(batch.key.layer)
+        spec, key = layer.spec, batch.key
+        if (
+            not spec.quantized
+            or batch.rows * spec.k * key.x_dtype.itemsize > QUICK_BYTES
+            or batch.rows * spec.n * key.output_dtype.itemsize > LONE_Y_BYTES
+        ):
+            return False
+        products = batch.rows * spec.n * spec.k
+        return self._roofline.floor_seconds(layer.streamed_bytes, products) <= QUICK_SECONDS
+
+    async def run_lone(self, batch: Batch) -> BatchResult:
+        """Do what `run` does for a batch that `is_lone`: without a thread, if it ends in time."""
+        if self._lost is not None:
+            raise EngineLost(str(self._lost))
+        layer = self._registry.resolve(batch.key.layer)
+        job = Job(batch, layer, asyncio.get_running_loop())
+        job.stage = self._stages.take_ready(job.x_room_bytes, job.y_bytes)
+        if job.stage is None:
+            self._waiting.put(job)
+            return await job.future
+        try:
+            self._enqueue(job, job.stage, alone=True)
+            if self._device.wait(job.stage.marks, LONE_SECONDS):
+                return self._result(job, job.stage)
+        except BaseException as error:
+            job.error = error
+        self._launched.put(job)
         return await job.future
 
     def stop(self, timeout_seconds: float) -> bool:
@@ -138,40 +159,85 @@ class GpuEngine:
         for jobs, thread in zip((self._waiting, self._launched), self._threads, strict=True):
             jobs.put(None)
             thread.join(max(0.0, deadline - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads)
+        if any(thread.is_alive() for thread in self._threads):
+            return False
+        # A lost device has let go of it, and asking one can hang.
+        if self._sees_slab and self._lost is None:
+            self._sees_slab = False
+            self._device.dismiss(self._slab.address)
+        return True
 
-    def _work(self, jobs: "queue.SimpleQueue[_Job | None]") -> None:
+    def _admit_slab(self) -> bool:
+        """Let kernels into the slab; return whether they are."""
+        nbytes = self._slab.capacity_bytes
+        why_not = self._device.admit(self._slab.address, nbytes)
+        if why_not:
+            event(
+                logger,
+                logging.WARNING,
+                "slab_not_registered",
+                bytes=nbytes,
+                action="pinned_copies",
+                reason=why_not,
+            )
+            return False
+        self._slab.pin()
+        return True
+
+    def _work(self, jobs: "queue.SimpleQueue[Job | None]") -> None:
         step = self._launch if jobs is self._waiting else self._complete
         while (job := jobs.get()) is not None:
             step(job)
 
-    def _launch(self, job: _Job) -> None:
+    def _launch(self, job: Job) -> None:
         """Put a batch on its way, without waiting for any of it, nor for what went wrong."""
         try:
             if job.stage is None:
-                job.stage = self._stages.take(job.x_bytes, job.y_bytes)
-            self._enqueue(job, job.stage)
+                job.stage = self._stages.take(job.x_room_bytes, job.y_bytes)
+            self._enqueue(job, job.stage, alone=False)
         except BaseException as error:
             job.error = error
         self._launched.put(job)
 
-    def _enqueue(self, job: _Job, stage: Stage) -> None:
-        batch, spec = job.batch, job.layer.spec
-        x_bytes, y_bytes = job.x_bytes, job.y_bytes
-        started = time.perf_counter_ns()
-        self._gather(job, stage.x.host[:x_bytes])
-        job.gather_nanoseconds = time.perf_counter_ns() - started
-        x, y = stage.x.device[:x_bytes], stage.y.device[:y_bytes]
-        y_dtype = batch.key.output_dtype
-        x_rows = x.view(to_torch(batch.key.x_dtype)).view(batch.rows, spec.k)
-        y_rows = y.view(to_torch(y_dtype)).view(batch.rows, spec.n)
+    def _enqueue(self, job: Job, stage: Stage, *, alone: bool) -> None:
+        batch = job.batch
+        way = self._way(job)
+        parts: list[int] = []
+        for item, start, rows in batch.parts:
+            parts.append(self._slab.address_of(item.slot) + start * job.x_row_bytes)
+            parts.append(rows)
+        if not way.gather:
+            started = time.perf_counter_ns()
+            self._gather(job, stage.x.host[: job.x_bytes])
+            job.gather_nanoseconds = time.perf_counter_ns() - started
+        trip = Trip(
+            layer=job.layer, stage=stage, parts=parts, rows=batch.rows,
+            x_dtype=batch.key.x_dtype, y_dtype=batch.key.output_dtype, way=way, alone=alone,
+        )  # fmt: skip
         # One batch after the other, or events of one would measure kernels of both.
         with self._launching:
-            self._device.copy_in(stage.x.host[:x_bytes], x, stage.marks)
-            self._device.multiply(job.layer, x_rows, y_rows, y_dtype, stage.marks)
-            self._device.copy_out(y, stage.y.host[:y_bytes], stage.marks)
+            self._device.submit(trip)
+        job.in_slots = way.scatter
 
-    def _gather(self, job: _Job, into: torch.Tensor) -> None:
+    def _way(self, job: Job) -> Way:
+        can_gather = self._sees_slab and self._device.can_gather(job.layer)
+        batched = Batched(
+            job.batch.rows,
+            job.y_bytes,
+            can_gather=can_gather,
+            can_scatter=lambda: can_gather and self._has_room_in_slots(job),
+        )
+        return way_of(batched, self._mode)
+
+    def _has_room_in_slots(self, job: Job) -> bool:
+        """Say whether each result may take the place of the activations it was made of."""
+        fits, row_bytes = self._slab.room_for_result, job.y_row_bytes
+        return all(
+            rows == item.rows and fits(item.slot, rows * row_bytes)
+            for item, _, rows in job.batch.parts
+        )
+
+    def _gather(self, job: Job, into: torch.Tensor) -> None:
         """Copy the rows of all parts into `into`."""
         parts = job.batch.parts
         if len(parts) == 1 and job.x_bytes >= LARGE_COPY_BYTES:
@@ -180,7 +246,7 @@ class GpuEngine:
         else:
             gather_rows(self._slab, job.batch, job.x_row_bytes, into.numpy().data.cast("B"))
 
-    def _complete(self, job: _Job) -> None:
+    def _complete(self, job: Job) -> None:
         """Wait for a batch, copy its results out of the stage, and give that back."""
         stage = job.stage
         if stage is None or job.error is not None:
@@ -188,23 +254,32 @@ class GpuEngine:
             return
         try:
             self._device.wait(stage.marks)
-            times = self._device.times(stage.marks)
-            started = time.perf_counter_ns()
-            flat = _copied(stage.y.host[: job.y_bytes])
-            copies = (
-                ("gather", job.gather_nanoseconds),
-                ("to_device", times.to_device),
-                ("from_device", times.from_device),
-                ("scatter", time.perf_counter_ns() - started),
-            )
-            result = BatchResult(split_rows(flat, job.batch), times.kernel, copies)
+            result = self._result(job, stage)
         except BaseException as error:
             self._fail(job, error)
         else:
-            self._stages.give_back(stage)
             job.settle(result)
 
-    def _fail(self, job: _Job, error: BaseException) -> None:
+    def _result(self, job: Job, stage: Stage) -> BatchResult:
+        """Return what came of a batch that has ended, and give its stage back."""
+        times = self._device.times(stage.marks)
+        started = time.perf_counter_ns()
+        if job.in_slots:
+            view, row_bytes = self._slab.view, job.y_row_bytes
+            rows = [view(item.slot)[: count * row_bytes] for item, _, count in job.batch.parts]
+        else:
+            rows = split_rows(copied(stage.y.host[: job.y_bytes]), job.batch)
+        copies = (
+            ("gather", job.gather_nanoseconds),
+            ("to_device", times.to_device),
+            ("from_device", times.from_device),
+            ("scatter", time.perf_counter_ns() - started),
+        )
+        result = BatchResult(rows, times.kernel, copies, in_slots=job.in_slots)
+        self._stages.give_back(stage)
+        return result
+
+    def _fail(self, job: Job, error: BaseException) -> None:
         """Tell of an error once nothing touches the memory of the batch any more."""
         told = error
         try:
@@ -215,24 +290,9 @@ class GpuEngine:
             told = told if isinstance(told, EngineLost) else later
         if isinstance(told, EngineLost) and self._lost is None:
             self._lost = told
-            logger.critical("device_lost error=%s", told)
+            event(logger, logging.CRITICAL, "device_lost", error=told)
         if job.stage is not None:
             self._stages.give_back(job.stage)
+        if job.in_slots and not isinstance(told, EngineLost):
+            told = ActivationsGone(f"results may lie where activations did: {told}")
         job.settle(told)
-
-
-def _copied(rows: torch.Tensor) -> memoryview:
-    """Return a copy of host memory, so that slow readers hold up no stage."""
-    if len(rows) < LARGE_COPY_BYTES:
-        return memoryview(rows.numpy().tobytes())
-    copy = torch.empty(len(rows), dtype=torch.uint8).copy_(rows)
-    return copy.numpy().data.cast("B")
-
-
-def _set(future: "asyncio.Future[BatchResult]", outcome: Any) -> None:
-    if future.done():
-        return  # whoever waited has left
-    if isinstance(outcome, BaseException):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)

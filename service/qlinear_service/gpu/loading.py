@@ -6,7 +6,7 @@ Blocking work for the thread that loads. Knows no model and no file.
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
@@ -14,13 +14,15 @@ from qlinear_service.config import KernelConfig
 from qlinear_service.errors import BuildError, OutOfDeviceMemory
 from qlinear_service.gpu import probe
 from qlinear_service.gpu.choice import architecture_for
-from qlinear_service.gpu.gauges import Gauges
 from qlinear_service.gpu.selftest import run_gpu_self_test
 from qlinear_service.gpu.streams import CudaStreams
+from qlinear_service.gpu.telemetry import open_telemetry
 from qlinear_service.kernels.cuda import CudaKernels
 from qlinear_service.kernels.cuda_library import cuda_library
 from qlinear_service.kernels.tuned_plans import read_tables
 from qlinear_service.layers import LayerSpec, QuantizedLinear
+from qlinear_service.log_values import event
+from qlinear_service.measured import Telemetry
 from qlinear_service.roofline import Roofline
 
 __all__ = ["RESERVE_BYTES", "GpuPlace", "device_bytes"]
@@ -63,13 +65,15 @@ class GpuPlace:
                 self._roofline = probe.measure(self.kernels)
             except RuntimeError as error:  # torch's words for a full or broken GPU
                 raise BuildError(f"{self.name} cannot be used: {_first_line(error)}") from error
-        self.gauges: Callable[[], Mapping[str, float]] | None = Gauges.of(self.kernels.device)
-        logger.info(
-            "gpu name=%s free_bytes=%d event_pair_nanoseconds=%d gauges=%s",
-            self.name,
-            self._memory()[0],
-            self.device.pair_nanoseconds,
-            str(self.gauges is not None).lower(),
+        self.telemetry: Telemetry | None = open_telemetry(self.kernels.device)
+        event(
+            logger,
+            logging.INFO,
+            "gpu",
+            name=self.name,
+            free_bytes=self._memory()[0],
+            event_pair_nanoseconds=self.device.pair_nanoseconds,
+            telemetry=self.telemetry is not None,
         )
 
     def check_fits(self, specs: Iterable[LayerSpec]) -> None:

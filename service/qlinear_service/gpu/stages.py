@@ -10,8 +10,12 @@ from typing import Any, Protocol
 import torch
 
 from qlinear_service.config import size_class
+from qlinear_service.gpu.ways import TABLE_ROWS
 
 __all__ = ["Memory", "Stage", "StagePool"]
+
+TABLE_BYTES = 2 * 8 * TABLE_ROWS
+"""An address for each row of x and of y."""
 
 FIRST_BYTES = 1 << 20
 """Taken at the start, so that a full device is noticed then and most calls find what they need."""
@@ -51,14 +55,17 @@ class _Pair:
 class Stage:
     """The buffers and events of one batch in flight."""
 
-    __slots__ = ("marks", "x", "y")
+    __slots__ = ("marks", "prepared", "table", "x", "y")
 
     def __init__(self, memory: Memory) -> None:
         self.x = _Pair()
         """Activations."""
         self.y = _Pair()
         """Results."""
+        self.table = memory.host_memory(TABLE_BYTES)
         self.marks = memory.new_marks()
+        self.prepared: dict[Any, Any] = {}
+        """What the device has worked out for these buffers; forgotten when they move."""
 
     def fits(self, x_bytes: int, y_bytes: int) -> bool:
         """Say whether so much has room without growing."""
@@ -70,6 +77,8 @@ class Stage:
         Raises:
             RuntimeError: the device has no room.
         """
+        if not self.fits(x_bytes, y_bytes):
+            self.prepared.clear()
         self.x.grow(memory, x_bytes)
         self.y.grow(memory, y_bytes)
 

@@ -12,9 +12,11 @@ import torch
 
 from qlinear_service.dtypes import DType
 from qlinear_service.errors import EngineLost
+from qlinear_service.gpu.express import Course, Express, Trip
 from qlinear_service.gpu.probe import pair_seconds
 from qlinear_service.kernels import unquantized
 from qlinear_service.kernels.cuda import CudaKernels, DeviceLost
+from qlinear_service.kernels.torch_types import to_torch
 from qlinear_service.layers import QuantizedLinear
 
 __all__ = ["CudaStreams", "Device", "Marks", "Times"]
@@ -22,6 +24,9 @@ __all__ = ["CudaStreams", "Device", "Marks", "Times"]
 SHORTEST_NANOSECONDS = 500
 """What events can tell apart. A kernel that came out shorter after the cost of the pair was taken
 off has the cost to thank, not its speed."""
+
+ITEM_BYTES = 2
+"""Of activations in the order of codes: fp32 is rounded on the way."""
 
 CORES_TO_SPIN = 4
 """With so many cores the thread that waits for a batch may keep one busy: it notices the end some
@@ -66,8 +71,27 @@ class Device(Protocol):
     def copy_out(self, device: torch.Tensor, host: torch.Tensor, marks: Any) -> None:
         """Copy to the host after the product."""
 
-    def wait(self, marks: Any) -> None:
-        """Wait until the copy to the host has ended; other threads run on meanwhile."""
+    def admit(self, address: int, nbytes: int) -> str:
+        """Let kernels into host memory until `dismiss`; return why it cannot be, "" if it is so."""
+
+    def dismiss(self, address: int) -> None:
+        """Shut kernels out of what they were let into; nothing uses it any more."""
+
+    def can_gather(self, layer: QuantizedLinear) -> bool:
+        """Say whether rows of x for `layer` can be gathered by a kernel."""
+
+    def submit(self, trip: Trip) -> None:
+        """Put a whole batch on its way; without a gather its rows are in the stage already.
+
+        Raises:
+            RuntimeError: a step could not be launched; results were written nowhere.
+        """
+
+    def wait(self, marks: Any, seconds: float | None = None) -> bool:
+        """Wait until results are on the host; other threads run on meanwhile.
+
+        Returns False if they are not after so many seconds; None waits for as long as it takes.
+        """
 
     def times(self, marks: Any) -> Times:
         """Return what a batch took that has been waited for."""
@@ -82,12 +106,13 @@ class Device(Protocol):
 class Marks:
     """Events before and after each of the three steps of a batch."""
 
-    __slots__ = ("in_start", "in_stop", "kernel", "out_start", "out_stop")
+    __slots__ = ("course", "in_start", "in_stop", "kernel", "out_start", "out_stop")
 
     def __init__(self, *, blocking: bool) -> None:
         self.in_start, self.in_stop, first, second, self.out_start = (_event() for _ in range(5))
         self.kernel = (first, second)
         self.out_stop = _event(blocking=blocking)
+        self.course = Course()
 
 
 class CudaStreams:
@@ -102,6 +127,7 @@ class CudaStreams:
         self.device = kernels.device
         self._in, self._compute, self._out = (_stream(self.device) for _ in range(3))
         kernels.prepare(self._compute)
+        self._express = Express(kernels, (self._in, self._compute, self._out))
         self.pair_nanoseconds = round(pair_seconds(kernels, self._compute) * 1e9)
         """What a pair of events measures around a kernel that does nothing."""
         self._blocking = len(os.sched_getaffinity(0)) < CORES_TO_SPIN
@@ -120,6 +146,7 @@ class CudaStreams:
 
     def copy_in(self, host: torch.Tensor, device: torch.Tensor, marks: Marks) -> None:
         """Copy to the GPU on the stream for that."""
+        marks.course.batch = None
         with torch.cuda.stream(self._in):
             marks.in_start.record(self._in)
             device.copy_(host, non_blocking=True)
@@ -146,12 +173,56 @@ class CudaStreams:
             host.copy_(device, non_blocking=True)
             marks.out_stop.record(self._out)
 
-    def wait(self, marks: Marks) -> None:
+    def admit(self, address: int, nbytes: int) -> str:
+        """Register host memory with CUDA; its pages stay where they are from now on."""
+        library, ordinal = self.kernels.library, self.kernels.runtime.ordinal
+        try:
+            status = library.ql_cuda_register(address, nbytes, ordinal)
+            self.kernels.runtime.check(status, f"registering {nbytes} bytes of host memory")
+        except RuntimeError as error:
+            return str(error)
+        return ""
+
+    def dismiss(self, address: int) -> None:
+        """Unregister host memory; a device that is lost has let go of it."""
+        self.kernels.library.ql_cuda_unregister(address, self.kernels.runtime.ordinal)
+
+    def can_gather(self, layer: QuantizedLinear) -> bool:
+        """Say whether a permuted row has room in shared memory, where it is brought into order."""
+        spec = layer.spec
+        room = self.kernels.info.shared_bytes_per_block
+        return spec.quantized and (layer.k_permutation is None or spec.k * ITEM_BYTES <= room)
+
+    def submit(self, trip: Trip) -> None:
+        """Put a batch on its way: by one call of the library, or step by step where that cannot."""
+        if self._express.takes(trip.layer, trip.way):
+            self._express.run(trip)
+            return
+        assert not any(trip.way), "rows that only a kernel can reach"
+        stage, spec = trip.stage, trip.layer.spec
+        x_bytes = trip.rows * spec.k * trip.x_dtype.itemsize
+        y_bytes = trip.rows * spec.n * trip.y_dtype.itemsize
+        x, y = stage.x.device[:x_bytes], stage.y.device[:y_bytes]
+        x_rows = x.view(to_torch(trip.x_dtype)).view(trip.rows, spec.k)
+        y_rows = y.view(to_torch(trip.y_dtype)).view(trip.rows, spec.n)
+        self.copy_in(stage.x.host[:x_bytes], x, stage.marks)
+        self.multiply(trip.layer, x_rows, y_rows, trip.y_dtype, stage.marks)
+        self.copy_out(y, stage.y.host[:y_bytes], stage.marks)
+
+    def wait(self, marks: Marks, seconds: float | None = None) -> bool:
         """Wait for the last event of a batch, without the interpreter lock."""
+        if marks.course.batch is not None:
+            return self._express.wait(marks.course, -1 if seconds is None else int(1e9 * seconds))
+        if seconds is not None:
+            return False  # what goes step by step is nothing to wait for beside other work
         marks.out_stop.synchronize()
+        return True
 
     def times(self, marks: Marks) -> Times:
         """Return the times between events; of the product without the cost of the pair."""
+        if marks.course.batch is not None:
+            into, kernel, out = marks.course.took
+            return Times(into, max(kernel - self.pair_nanoseconds, SHORTEST_NANOSECONDS), out)
         before, after = marks.kernel
         kernel = _nanoseconds(before, after) - self.pair_nanoseconds
         return Times(

@@ -76,6 +76,7 @@ CPU_SOURCES: dict[str, tuple[str, ...]] = {
     "cpu/dequantize.cpp": (),
     "cuda/plan.cpp": (),  # the planner of the GPU kernels: `qlinear plan` needs no GPU
     "cuda/plan_entries.cpp": (),
+    "cuda/plan_fed.cpp": (),
     "cpu/body_plain.cpp": (),
     "cpu/body_avx2.cpp": AVX2_FLAGS,
     "cpu/body_avx512.cpp": AVX512_FLAGS,

@@ -14,10 +14,13 @@ __all__ = [
     "FUNCTIONS",
     "PLANNER_FUNCTIONS",
     "WORKSPACE_ALIGN_BYTES",
+    "CudaBatch",
     "CudaDevice",
     "CudaFlag",
     "CudaLaunch",
+    "CudaPart",
     "CudaPlan",
+    "CudaRows",
     "Status",
     "declare",
     "expected_sizes",
@@ -74,6 +77,7 @@ class CudaPlan(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("token_blocks", "warpgroups", "warps_n", "warps_k")),
         *((name, ctypes.c_int32) for name in ("stages", "ctas", "whole_tiles", "m_tiles")),
         *((name, ctypes.c_int32) for name in ("n_tiles", "shared_bytes", "kernel", "copy_warp")),
+        *((name, ctypes.c_int32) for name in ("tile_blocks", "cluster")),
         ("workspace_bytes", ctypes.c_int64),
     ]
 
@@ -90,12 +94,44 @@ class CudaLaunch(ctypes.Structure):
     ]
 
 
+class CudaPart(ctypes.Structure):
+    """Mirror of ql_cuda_part."""
+
+    _fields_ = [("rows", ctypes.c_void_p), ("count", ctypes.c_int64)]
+
+
+class CudaRows(ctypes.Structure):
+    """Mirror of ql_cuda_rows; `parts` is the address of an array of CudaPart."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("parts", "table", "permutation", "device_rows")),
+        *((name, ctypes.c_int64) for name in ("parts_count", "m", "columns", "row_stride")),
+        *((name, ctypes.c_int32) for name in ("host_dtype", "device_dtype")),
+    ]
+
+
+class CudaBatch(ctypes.Structure):
+    """Mirror of ql_cuda_batch."""
+
+    _fields_ = [
+        ("x", CudaRows),
+        ("y", CudaRows),
+        ("product", ctypes.POINTER(LinearParams)),
+        *((name, ctypes.c_void_p) for name in ("x_host", "y_host", "in_stream", "out_stream")),
+        *((name, ctypes.c_void_p) for name in ("in_start", "in_stop", "out_start", "out_stop")),
+        ("launch", CudaLaunch),
+    ]
+
+
 _LINEAR = ctypes.POINTER(LinearParams)
 _LAUNCH = ctypes.POINTER(CudaLaunch)
 _DEVICE = ctypes.POINTER(CudaDevice)
 _PLAN = ctypes.POINTER(CudaPlan)
+_PLANS = ctypes.POINTER(_PLAN)
 _TIMES = ctypes.POINTER(ctypes.c_double)
 _COUNT = ctypes.POINTER(ctypes.c_int64)
+_ROWS = ctypes.POINTER(CudaRows)
+_BATCH = ctypes.POINTER(CudaBatch)
 
 Functions = dict[str, tuple[type | None, tuple[type, ...]]]
 
@@ -121,6 +157,13 @@ FUNCTIONS: Functions = {
     **PLANNER_FUNCTIONS,
     "ql_cuda_workspace_bytes": (ctypes.c_int64, ()),
     "ql_cuda_linear": (ctypes.c_int, (_LINEAR, _LAUNCH)),
+    "ql_cuda_linear_chain": (ctypes.c_int, (_LINEAR, _PLANS, ctypes.c_int, _LAUNCH)),
+    "ql_cuda_record_chain": (
+        ctypes.c_int,
+        (_LINEAR, _PLANS, ctypes.c_int, _LAUNCH, ctypes.POINTER(ctypes.c_void_p)),
+    ),
+    "ql_cuda_launch_chain": (ctypes.c_int, (ctypes.c_void_p, _LAUNCH)),
+    "ql_cuda_free_chain": (None, (ctypes.c_void_p,)),
     "ql_cuda_gather": (ctypes.c_int, (ctypes.POINTER(GatherParams), _LAUNCH)),
     "ql_cuda_dequantize": (
         ctypes.c_int,
@@ -132,6 +175,16 @@ FUNCTIONS: Functions = {
     ),
     "ql_cuda_read_variants": (ctypes.c_int, ()),
     "ql_cuda_empty": (ctypes.c_int, (_LAUNCH,)),
+    "ql_cuda_gather_rows": (ctypes.c_int, (_ROWS, _LAUNCH)),
+    "ql_cuda_scatter_rows": (ctypes.c_int, (_ROWS, _LAUNCH)),
+    "ql_cuda_inline_rows": (ctypes.c_int, ()),
+    "ql_cuda_register": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int)),
+    "ql_cuda_unregister": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_int)),
+    "ql_cuda_run_batch": (ctypes.c_int, (_BATCH,)),
+    "ql_cuda_wait_batch": (
+        ctypes.c_int,
+        (_BATCH, ctypes.c_int64, ctypes.POINTER(ctypes.c_int32), _COUNT),
+    ),
     "ql_cuda_kernel_count": (ctypes.c_int, ()),
     "ql_cuda_kernel_name": (ctypes.c_char_p, (ctypes.c_int,)),
     "ql_cuda_error_text": (ctypes.c_char_p, ()),
@@ -139,6 +192,7 @@ FUNCTIONS: Functions = {
     "ql_cuda_device_bytes": (ctypes.c_int, ()),
     "ql_cuda_plan_bytes": (ctypes.c_int, ()),
     "ql_cuda_launch_bytes": (ctypes.c_int, ()),
+    "ql_cuda_batch_bytes": (ctypes.c_int, ()),
     "ql_status_text": (ctypes.c_char_p, (ctypes.c_int,)),
     "ql_layout_version": (ctypes.c_int, ()),
     "ql_linear_params_bytes": (ctypes.c_int, ()),
@@ -168,10 +222,11 @@ def sizes(library: ctypes.CDLL) -> tuple[int, ...]:
         library.ql_cuda_device_bytes(),
         library.ql_cuda_plan_bytes(),
         library.ql_cuda_launch_bytes(),
+        library.ql_cuda_batch_bytes(),
     )
 
 
 def expected_sizes() -> tuple[int, ...]:
     """Return what `sizes` must return for this mirror."""
-    structs = (LinearParams, GatherParams, CudaDevice, CudaPlan, CudaLaunch)
+    structs = (LinearParams, GatherParams, CudaDevice, CudaPlan, CudaLaunch, CudaBatch)
     return (layout.VERSION, *(ctypes.sizeof(struct) for struct in structs))

@@ -17,6 +17,7 @@ from qlinear_service.kernels.cuda_abi import CudaDevice, CudaFlag, CudaPlan
 from qlinear_service.kernels.plan_values import plan_of
 from qlinear_service.kernels.planner import Planner
 from qlinear_service.kernels.tuned_table import Entry, Form, Run, Table, TableError, bucket_of, read
+from qlinear_service.log_values import event
 
 __all__ = [
     "SHIPPED",
@@ -54,7 +55,7 @@ def read_tables(cache_dir: Path | None, shipped: Path = SHIPPED) -> list[Table]:
         except FileNotFoundError:
             continue
         except (OSError, TableError) as error:
-            logger.warning("tuned_table_ignored path=%s error=%s", path, error)
+            event(logger, logging.WARNING, "tuned_table_ignored", path=path, error=error)
     return tables
 
 
@@ -135,7 +136,8 @@ class LayerPlans:
         except (ValueError, TypeError) as error:
             fault = str(error)
         if fault:
-            logger.debug("tuned_plan_ignored m=%d form=%s fault=%s", params.m, entry.form, fault)
+            values = {"m": params.m, "form": entry.form, "fault": fault}
+            event(logger, logging.DEBUG, "tuned_plan_ignored", **values)
             return None
         return plan
 
@@ -171,12 +173,14 @@ class TunedPlans:
         for weights, entries in self._entries.items():
             self._layers[weights] = LayerPlans(entries, planner, device)
         if found:
-            logger.info(
-                "tuned_plans gpu=%r entries=%d other_driver=%d other_kernels=%d",
-                name,
-                len(found),
-                sum(one.run.cuda_driver != driver for one in found.values()),
-                sum(not one.same_kernels for one in found.values()),
+            event(
+                logger,
+                logging.INFO,
+                "tuned_plans",
+                gpu=name,
+                entries=len(found),
+                other_driver=sum(one.run.cuda_driver != driver for one in found.values()),
+                other_kernels=sum(not one.same_kernels for one in found.values()),
             )
 
     def of(self, params: LinearParams) -> LayerPlans | None:

@@ -1,0 +1,91 @@
+// Several products one after the other, each launched to overlap with the one in front of it: its
+// weights are on their way while that still adds up. Launched at once, or recorded into a graph
+// that is launched as one.
+#include "cuda/host.h"
+
+namespace qlinear::cuda {
+namespace {
+
+constexpr int kMostLayers = 256;
+
+ql_cuda_launch launch_of(const ql_cuda_launch& chain, const ql_cuda_plan* const* plans, int place,
+                         int count) {
+  ql_cuda_launch launch = chain;
+  if (place > 0) launch.flags |= QL_CUDA_DEPENDENT;
+  // The events are the chain's; one between two kernels would keep them apart.
+  if (place > 0) launch.start_event = nullptr;
+  if (place + 1 < count) launch.stop_event = nullptr;
+  launch.plan = plans != nullptr ? plans[place] : nullptr;
+  return launch;
+}
+
+int check_chain(const ql_linear_params* params, int count, const ql_cuda_launch* launch) {
+  if (params == nullptr || launch == nullptr) return QL_NULL_POINTER;
+  if (launch->plan != nullptr) return QL_BAD_PLAN;  // whose it would be is not told
+  return count >= 1 && count <= kMostLayers ? QL_OK : QL_BAD_SHAPE;
+}
+
+int run_chain(const ql_linear_params* params, const ql_cuda_plan* const* plans, int count,
+              const ql_cuda_launch& chain) {
+  for (int place = 0; place < count; ++place) {
+    const ql_cuda_launch launch = launch_of(chain, plans, place, count);
+    const int status = ql_cuda_linear(params + place, &launch);
+    if (status != QL_OK) return status;
+  }
+  return QL_OK;
+}
+
+int check(cudaError_t error, int count) {
+  return check_cuda(error, "recording a chain of layers", 0, 0, count);
+}
+
+// Between the two calls nothing is launched, it is recorded; a failure ends the recording, too.
+int record(const ql_linear_params* params, const ql_cuda_plan* const* plans, int count,
+           const ql_cuda_launch& launch, cudaGraphExec_t* out) {
+  const auto stream = static_cast<cudaStream_t>(launch.stream);
+  int status = check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), count);
+  if (status != QL_OK) return status;
+  status = run_chain(params, plans, count, launch);
+  cudaGraph_t graph = nullptr;
+  const int ended = check(cudaStreamEndCapture(stream, &graph), count);
+  if (status == QL_OK) status = ended;
+  if (status == QL_OK) status = check(cudaGraphInstantiate(out, graph, 0), count);
+  if (graph != nullptr) cudaGraphDestroy(graph);
+  return status;
+}
+
+}  // namespace
+}  // namespace qlinear::cuda
+
+using namespace qlinear::cuda;
+
+extern "C" int ql_cuda_linear_chain(const ql_linear_params* params,
+                                    const ql_cuda_plan* const* plans, int count,
+                                    const ql_cuda_launch* launch) {
+  const int status = check_chain(params, count, launch);
+  return status == QL_OK ? run_chain(params, plans, count, *launch) : status;
+}
+
+extern "C" int ql_cuda_record_chain(const ql_linear_params* params,
+                                    const ql_cuda_plan* const* plans, int count,
+                                    const ql_cuda_launch* launch, void** chain) {
+  int status = chain == nullptr ? QL_NULL_POINTER : check_chain(params, count, launch);
+  if (status != QL_OK) return status;
+  *chain = nullptr;
+  LaunchGuard guard(*launch, "recording a chain of layers", 0, 0, count);
+  if (guard.status() != QL_OK) return guard.status();
+  return record(params, plans, count, *launch, reinterpret_cast<cudaGraphExec_t*>(chain));
+}
+
+extern "C" int ql_cuda_launch_chain(void* chain, const ql_cuda_launch* launch) {
+  if (chain == nullptr || launch == nullptr) return QL_NULL_POINTER;
+  LaunchGuard guard(*launch, "launching a chain of layers", 0, 0, 0);
+  if (guard.status() != QL_OK) return guard.status();
+  const int begun = guard.begin();
+  if (begun != QL_OK) return begun;
+  return guard.finish(cudaGraphLaunch(static_cast<cudaGraphExec_t>(chain), guard.stream()));
+}
+
+extern "C" void ql_cuda_free_chain(void* chain) {
+  if (chain != nullptr) cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(chain));
+}

@@ -1,0 +1,155 @@
+// One batch in one call: rows in, product, rows out, each on its stream and held in order by
+// events, and the wait for its end. The only file here that copies, orders streams or waits.
+#include <chrono>
+#include <cmath>
+
+#include "cuda/host.h"
+#include "cuda/rows.h"
+
+namespace qlinear::cuda {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// The steps of one batch; the first that fails ends it.
+class Steps {
+ public:
+  explicit Steps(const ql_cuda_batch& batch) : batch_(batch) {}
+
+  int run() {
+    int status = in();
+    if (status == QL_OK) status = wait_for(batch_.in_stream, batch_.in_stop, stream());
+    if (status == QL_OK) status = ql_cuda_linear(batch_.product, &batch_.launch);
+    if (status == QL_OK) status = wait_for(stream(), batch_.launch.stop_event, batch_.out_stream);
+    if (status == QL_OK) status = out();
+    return status;
+  }
+
+ private:
+  void* stream() const { return batch_.launch.stream; }
+
+  int in() {
+    ql_cuda_launch launch = step(batch_.in_stream);
+    launch.start_event = batch_.in_start;
+    // The product records its first event itself, at once after this on the same stream.
+    launch.stop_event = batch_.in_stop == batch_.launch.start_event ? nullptr : batch_.in_stop;
+    if (batch_.x_host == nullptr) return ql_cuda_gather_rows(&batch_.x, &launch);
+    const size_t bytes = bytes_of(batch_.x);
+    return copy(launch, batch_.x.device_rows, batch_.x_host, bytes, cudaMemcpyHostToDevice);
+  }
+
+  int out() {
+    ql_cuda_launch launch = step(batch_.out_stream);
+    launch.start_event = batch_.out_start == batch_.launch.stop_event ? nullptr : batch_.out_start;
+    launch.stop_event = batch_.out_stop;
+    if (batch_.y_host == nullptr) return ql_cuda_scatter_rows(&batch_.y, &launch);
+    const size_t bytes = bytes_of(batch_.y);
+    return copy(launch, batch_.y_host, batch_.y.device_rows, bytes, cudaMemcpyDeviceToHost);
+  }
+
+  ql_cuda_launch step(void* stream) const {
+    ql_cuda_launch launch = {};
+    launch.device = batch_.launch.device;
+    launch.stream = stream;
+    return launch;
+  }
+
+  static size_t bytes_of(const ql_cuda_rows& rows) {
+    return static_cast<size_t>(rows.m * rows.columns * item_bytes(rows.device_dtype));
+  }
+
+  int copy(const ql_cuda_launch& launch, void* to, const void* from, size_t bytes,
+           cudaMemcpyKind kind) {
+    LaunchGuard guard(launch, "copying rows", batch_.x.m, batch_.y.columns, batch_.x.columns);
+    if (guard.status() != QL_OK) return guard.status();
+    const int begun = guard.begin();
+    if (begun != QL_OK) return begun;
+    return guard.finish(cudaMemcpyAsync(to, from, bytes, kind, guard.stream()));
+  }
+
+  // Lets `second` go on after `event` of `first`.
+  int wait_for(void* first, void* event, void* second) {
+    if (first == second) return QL_OK;
+    const cudaError_t error =
+        cudaStreamWaitEvent(static_cast<cudaStream_t>(second), static_cast<cudaEvent_t>(event), 0);
+    return check_cuda(error, "ordering streams", batch_.x.m, batch_.y.columns, batch_.x.columns);
+  }
+
+  const ql_cuda_batch& batch_;
+};
+
+int check_batch(const ql_cuda_batch* batch) {
+  if (batch == nullptr || batch->product == nullptr) return QL_NULL_POINTER;
+  const void* events[] = {batch->in_start,  batch->in_stop,  batch->launch.start_event,
+                          batch->out_start, batch->out_stop, batch->launch.stop_event};
+  for (const void* event : events) {
+    if (event == nullptr) return QL_NULL_POINTER;
+  }
+  const ql_linear_params& product = *batch->product;
+  const ql_cuda_rows &x = batch->x, &y = batch->y;
+  if (x.m != product.m || y.m != product.m || x.columns != product.k || y.columns != product.n) {
+    return QL_BAD_SHAPE;
+  }
+  if (x.device_dtype != product.x_dtype || y.device_dtype != product.y_dtype) return QL_BAD_DTYPE;
+  // Copies have no gaps between rows.
+  const bool x_gap = product.m > 1 && x.row_stride != x.columns;
+  const bool y_gap = product.m > 1 && y.row_stride != y.columns;
+  if ((batch->x_host != nullptr && x_gap) || (batch->y_host != nullptr && y_gap)) {
+    return QL_BAD_SHAPE;
+  }
+  if (batch->x_host != nullptr && (x.permutation != nullptr || x.host_dtype != x.device_dtype)) {
+    return QL_BAD_DTYPE;
+  }
+  return QL_OK;
+}
+
+cudaError_t nanoseconds_between(void* start, void* stop, int64_t& out) {
+  float milliseconds = 0;
+  const cudaError_t error = cudaEventElapsedTime(&milliseconds, static_cast<cudaEvent_t>(start),
+                                                 static_cast<cudaEvent_t>(stop));
+  out = std::llround(1e6 * static_cast<double>(milliseconds));
+  return error;
+}
+
+// cudaErrorNotReady if the time is over.
+cudaError_t wait_until_out(const ql_cuda_batch& batch, int64_t nanoseconds) {
+  const auto event = static_cast<cudaEvent_t>(batch.out_stop);
+  if (nanoseconds < 0) return cudaEventSynchronize(event);
+  const auto end = Clock::now() + std::chrono::nanoseconds(nanoseconds);
+  cudaError_t error;
+  do {
+    error = cudaEventQuery(event);
+  } while (error == cudaErrorNotReady && Clock::now() < end);
+  return error;
+}
+
+}  // namespace
+}  // namespace qlinear::cuda
+
+extern "C" int ql_cuda_run_batch(const ql_cuda_batch* batch) {
+  const int checked = qlinear::cuda::check_batch(batch);
+  return checked == QL_OK ? qlinear::cuda::Steps(*batch).run() : checked;
+}
+
+extern "C" int ql_cuda_wait_batch(const ql_cuda_batch* batch, int64_t nanoseconds, int32_t* done,
+                                  int64_t* took) {
+  if (batch == nullptr || done == nullptr || took == nullptr) return QL_NULL_POINTER;
+  *done = 0;
+  cudaError_t error = qlinear::cuda::wait_until_out(*batch, nanoseconds);
+  if (error == cudaErrorNotReady) {
+    cudaGetLastError();
+    return QL_OK;
+  }
+  void* const pairs[3][2] = {{batch->in_start, batch->in_stop},
+                             {batch->launch.start_event, batch->launch.stop_event},
+                             {batch->out_start, batch->out_stop}};
+  for (int i = 0; i < 3 && error == cudaSuccess; ++i) {
+    error = qlinear::cuda::nanoseconds_between(pairs[i][0], pairs[i][1], took[i]);
+  }
+  const int status = qlinear::cuda::check_cuda(error, "waiting for a batch", batch->x.m,
+                                               batch->y.columns, batch->x.columns);
+  *done = status == QL_OK ? 1 : 0;
+  return status;
+}
+
+extern "C" int ql_cuda_batch_bytes(void) { return sizeof(ql_cuda_batch); }

@@ -1,0 +1,72 @@
+"""One batch that the engine has, and the memory that its results leave the stage in."""
+
+import asyncio
+import contextlib
+import functools
+from typing import Any
+
+import torch
+
+from qlinear_service.batching import Batch
+from qlinear_service.gpu.express import row_stride
+from qlinear_service.gpu.stages import Stage
+from qlinear_service.layers import QuantizedLinear
+from qlinear_service.results import BatchResult
+
+__all__ = ["LARGE_COPY_BYTES", "Job", "copied"]
+
+LARGE_COPY_BYTES = 64 * 1024
+"""From here on copies are torch's, which lets go of the interpreter lock and costs some
+microseconds more than one of Python's own."""
+
+
+class Job:
+    """One batch on its way, and the future of whoever waits for it."""
+
+    __slots__ = (
+        *("batch", "error", "future", "gather_nanoseconds", "in_slots", "layer", "loop"),
+        *("stage", "x_bytes", "x_room_bytes", "x_row_bytes", "y_bytes", "y_row_bytes"),
+    )
+
+    def __init__(
+        self, batch: Batch, layer: QuantizedLinear, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.batch = batch
+        self.layer = layer
+        self.loop = loop
+        self.future: asyncio.Future[BatchResult] = loop.create_future()
+        self.stage: Stage | None = None
+        self.error: BaseException | None = None
+        """Why it could not be launched, or not all of it."""
+        self.in_slots = False
+        """Results are written over the activations, from now on."""
+        self.gather_nanoseconds = 0
+        spec, key = layer.spec, batch.key
+        self.x_row_bytes = spec.k * key.x_dtype.itemsize
+        self.y_row_bytes = spec.n * key.output_dtype.itemsize
+        self.x_bytes = batch.rows * self.x_row_bytes
+        self.x_room_bytes = batch.rows * row_stride(spec.k) * key.x_dtype.itemsize
+        """What x takes on the device at most."""
+        self.y_bytes = batch.rows * self.y_row_bytes
+
+    def settle(self, outcome: BatchResult | BaseException) -> None:
+        """Tell whoever waits, from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits
+            self.loop.call_soon_threadsafe(functools.partial(_set, self.future, outcome))
+
+
+def copied(rows: torch.Tensor) -> memoryview:
+    """Return a copy of host memory, so that slow readers hold up no stage."""
+    if len(rows) < LARGE_COPY_BYTES:
+        return memoryview(rows.numpy().tobytes())
+    copy = torch.empty(len(rows), dtype=torch.uint8).copy_(rows)
+    return copy.numpy().data.cast("B")
+
+
+def _set(future: "asyncio.Future[BatchResult]", outcome: Any) -> None:
+    if future.done():
+        return  # whoever waited has left
+    if isinstance(outcome, BaseException):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)

@@ -1,0 +1,116 @@
+// Batches from host memory for machines without a GPU: what fake_cuda.cpp is for single products.
+// Steps run at once and in order; the fake_... functions say what fails and what was asked for.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "linear_cuda.h"
+
+namespace {
+
+struct Fake {
+  int failing_registers = 0;
+  int failing_scatters = 0;
+  int pending_waits = 0;  // so many waits end before the batch does
+  int64_t gathers = 0, scatters = 0, copies = 0, registered = 0;
+  ql_cuda_batch last = {};
+} fake;
+
+int64_t item_bytes(int dtype) { return dtype == QL_F32 ? 4 : 2; }
+
+// Copies rows either way, permuted items of two bytes; converts nothing.
+int move_rows(const ql_cuda_rows& rows, bool to_host) {
+  if (rows.host_dtype != rows.device_dtype) return QL_BAD_DTYPE;
+  if (rows.permutation != nullptr && rows.host_dtype == QL_F32) return QL_BAD_DTYPE;
+  const int64_t row_bytes = rows.columns * item_bytes(rows.host_dtype);
+  auto* device = static_cast<char*>(rows.device_rows);
+  for (int64_t i = 0; i < rows.parts_count; ++i) {
+    auto* host = static_cast<char*>(rows.parts[i].rows);
+    for (int64_t row = 0; row < rows.parts[i].count; ++row, host += row_bytes) {
+      to_host ? std::memcpy(host, device, row_bytes) : std::memcpy(device, host, row_bytes);
+      for (int64_t column = 0; rows.permutation != nullptr && column < rows.columns; ++column) {
+        std::memcpy(device + 2 * column, host + 2 * rows.permutation[column], 2);
+      }
+      device += rows.row_stride * item_bytes(rows.host_dtype);
+    }
+  }
+  return QL_OK;
+}
+
+}  // namespace
+
+extern "C" {
+
+void fake_rows_reset(void) { fake = Fake{}; }
+void fake_fail_registers(int count) { fake.failing_registers = count; }
+void fake_fail_scatters(int count) { fake.failing_scatters = count; }
+void fake_pend(int waits) { fake.pending_waits = waits; }
+int64_t fake_row_gathers(void) { return fake.gathers; }
+int64_t fake_row_scatters(void) { return fake.scatters; }
+int64_t fake_row_copies(void) { return fake.copies; }
+int64_t fake_registered(void) { return fake.registered; }
+void fake_last_batch(ql_cuda_batch* batch) { *batch = fake.last; }
+
+int ql_cuda_inline_rows(void) { return 64; }
+
+int ql_cuda_register(void*, int64_t bytes, int) {
+  if (fake.failing_registers > 0) {
+    --fake.failing_registers;
+    return QL_CUDA_ERROR;
+  }
+  fake.registered = bytes;
+  return QL_OK;
+}
+
+int ql_cuda_unregister(void*, int) {
+  fake.registered = 0;
+  return QL_OK;
+}
+
+int ql_cuda_gather_rows(const ql_cuda_rows* rows, const ql_cuda_launch*) {
+  ++fake.gathers;
+  return move_rows(*rows, false);
+}
+
+int ql_cuda_scatter_rows(const ql_cuda_rows* rows, const ql_cuda_launch*) {
+  ++fake.scatters;
+  if (fake.failing_scatters > 0) {
+    --fake.failing_scatters;
+    return QL_CUDA_ERROR;
+  }
+  return move_rows(*rows, true);
+}
+
+int ql_cuda_run_batch(const ql_cuda_batch* batch) {
+  fake.last = *batch;
+  const ql_cuda_rows &x = batch->x, &y = batch->y;
+  int status = QL_OK;
+  if (batch->x_host == nullptr) {
+    status = ql_cuda_gather_rows(&x, &batch->launch);
+  } else {
+    ++fake.copies;
+    std::memcpy(x.device_rows, batch->x_host, x.m * x.columns * item_bytes(x.device_dtype));
+  }
+  if (status == QL_OK) status = ql_cuda_linear(batch->product, &batch->launch);
+  if (status != QL_OK) return status;
+  if (batch->y_host == nullptr) return ql_cuda_scatter_rows(&y, &batch->launch);
+  ++fake.copies;
+  std::memcpy(batch->y_host, y.device_rows, y.m * y.columns * item_bytes(y.device_dtype));
+  return QL_OK;
+}
+
+int ql_cuda_wait_batch(const ql_cuda_batch*, int64_t nanoseconds, int32_t* done, int64_t* took) {
+  *done = 0;
+  if (nanoseconds >= 0 && fake.pending_waits > 0) {
+    --fake.pending_waits;
+    return QL_OK;
+  }
+  *done = 1;
+  const int64_t pretended[] = {3000, 9000, 4000};
+  std::copy(pretended, pretended + 3, took);
+  return QL_OK;
+}
+
+int ql_cuda_batch_bytes(void) { return sizeof(ql_cuda_batch); }
+
+}  // extern "C"

@@ -1,0 +1,104 @@
+"""Seconds and bandwidth that a server on the GPU shows, beside a measurement of another kind.
+
+The server takes the time between two events around each launch. Here many launches run one behind
+the other, queued while the GPU was busy, and one pair of events is around all of them.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gpu.loading import RecordingKernels
+from gpu.serving import Server, moved, series
+
+from qlinear_client import Client
+from qlinear_service.dtypes import DType
+from qlinear_service.gpu.made_up import made_up_layer
+from qlinear_service.layers import QuantizedLinear
+from qlinear_service.packed_writer import write_packed
+
+CUDA = "cuda:0"
+ROWS = 16
+TURNS = 150
+BUSY_CYCLES = 40_000_000
+"""Some 20 ms, in which all launches are queued."""
+
+
+def layers_of(n: int, k: int, count: int, device: torch.device) -> list[QuantizedLinear]:
+    """Layers that differ, together several times the second cache."""
+    found = []
+    for number in range(count):
+        layer = made_up_layer(
+            n=n, k=k, bits=4, group_size=128, symmetric=True, scale_dtype=DType.F16,
+            device=device, model="big", module=f"l{number}",
+        )  # fmt: skip
+        layer.qweight.bitwise_xor_(number)
+        found.append(layer)
+    return found
+
+
+def seconds_in_a_row(kernels: RecordingKernels, layers: list[QuantizedLinear]) -> float:
+    """Return the seconds of one launch among many, the median of seven tries."""
+    spec = layers[0].spec
+    x = torch.randn((ROWS, spec.k), device=kernels.device).half()
+    y = torch.empty((ROWS, spec.n), dtype=torch.float16, device=kernels.device)
+    turns = 128 // len(layers) * len(layers)
+    times = []
+    for _ in range(8):
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(BUSY_CYCLES)
+        before.record()
+        for turn in range(turns):
+            kernels.linear(layers[turn % len(layers)], x, DType.F16, out=y)
+        after.record()
+        kernels.wait()
+        times.append(before.elapsed_time(after) / 1e3 / turns)
+    return sorted(times[1:])[3]
+
+
+@pytest.mark.parametrize(("n", "k", "count"), [(8192, 8192, 8), (28672, 4096, 5), (28672, 8192, 3)])
+def test_seconds_and_bandwidth_are_within_a_tenth(
+    n: int, k: int, count: int, kernels: RecordingKernels, tmp_path: Path
+) -> None:
+    """Layers of 32, 56 and 112 MiB of codes; bytes exactly."""
+    layers = layers_of(n, k, count, kernels.device)
+    on_host = [moved(layer, torch.device("cpu")) for layer in layers]
+    specs = [layer.spec for layer in on_host]
+    write_packed(tmp_path / "big.safetensors", "big", on_host, specs=specs)
+    stored = sum(one.numel() * one.element_size() for one in (layers[0].qweight, layers[0].scales))
+    assert layers[0].qweight.numel() * layers[0].qweight.element_size() >= 32 << 20
+    nbytes = stored + ROWS * 2 * (k + n)
+    labels = {"shape": specs[0].shape, "m": "16", "device": CUDA}
+    with Server(tmp_path, "--device", CUDA) as server:
+        before = server.scrape()
+
+        def caller(name: str) -> None:
+            x = np.ones((ROWS, k), np.float16)
+            with Client(server.target, transport="unary") as client:
+                for _ in range(TURNS):
+                    client.matmul(name, x)
+
+        # Each layer has one caller, so no batch has rows of two calls.
+        with ThreadPoolExecutor(count) as pool:
+            list(pool.map(caller, [spec.name for spec in specs]))
+        after = server.scrape()
+
+    def grown(name: str) -> float:
+        return series(after, name, **labels) - series(before, name, **labels)
+
+    launches = TURNS * count
+    assert grown("qlinear_kernel_seconds_count") == launches
+    assert grown("qlinear_kernel_bytes_total") == launches * nbytes
+    shown = grown("qlinear_kernel_busy_seconds_total") / launches
+    assert grown("qlinear_kernel_seconds_sum") / launches == pytest.approx(shown, rel=1e-6)
+    gauge = series(after, "qlinear_hbm_bandwidth_bytes_per_second", **labels)
+    own = seconds_in_a_row(kernels, layers)
+    text = (
+        f"{n} x {k}: shown {shown * 1e6:.2f} us, in a row {own * 1e6:.2f} us, gauge "
+        f"{gauge / 1e12:.3f} TB/s, in a row {nbytes / own / 1e12:.3f} TB/s"
+    )
+    print(text)
+    assert 0.9 <= shown / own <= 1.1, text
+    assert 0.9 <= gauge / (nbytes / own) <= 1.1, text
