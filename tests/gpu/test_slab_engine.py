@@ -238,17 +238,17 @@ def test_a_failed_launch_leaves_the_activations_alone(
     bench = Bench(kernels, problems, mode=SLAB)
     broken = bench.streams._express._prepare
 
-    def without_workspace(trip: object) -> object:
+    def without_weights(trip: object) -> object:
         made = broken(trip)  # type: ignore[arg-type]
-        made.batch.launch.workspace_bytes = 0
+        made.batch.product.contents.qweight = None
         return made
 
     async def run() -> None:
         x = problems[0].x(4)
         batch = bench.batch(0, x)
         with monkeypatch.context() as patch:
-            patch.setattr(bench.streams._express, "_prepare", without_workspace)
-            with pytest.raises(RuntimeError, match="workspace"):
+            patch.setattr(bench.streams._express, "_prepare", without_weights)
+            with pytest.raises(RuntimeError, match="null"):
                 await bench.engine.run(batch)
         for stage in bench.engine._stages._free:
             stage.prepared.clear()
