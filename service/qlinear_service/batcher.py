@@ -31,7 +31,6 @@ __all__ = ["Batcher", "RunBatch"]
 
 logger = logging.getLogger(__name__)
 
-
 RunBatch: TypeAlias = Callable[[Batch], Awaitable[BatchResult]]
 
 
@@ -198,16 +197,9 @@ class Batcher:
             if len(batch.parts) == 1:
                 self._fail_part(batch.parts[0], error)
                 return
-            event(
-                logger,
-                logging.WARNING,
-                "batch_failed",
-                layer=batch.key.layer,
-                requests=len(batch.parts),
-                rows=batch.rows,
-                action="retry_one_by_one",
-                exc_info=error,
-            )
+            values = {"layer": batch.key.layer, "requests": len(batch.parts), "rows": batch.rows}
+            values |= {"action": "retry_one_by_one", "exc_info": error}
+            event(logger, logging.WARNING, "batch_failed", **values)
             for number, part in enumerate(batch.parts):
                 try:
                     await self._serve_alone(part)
@@ -272,8 +264,8 @@ class Batcher:
         calls = [part.item.traceparent for part in batch.parts if part.item.traceparent is not None]
         if not calls:
             return None
-        kernel_nanoseconds = result.kernel_nanoseconds
-        trace = BatchTrace("", began, self._clock(), result.transfers, kernel_nanoseconds)
+        nanoseconds = result.kernel_nanoseconds
+        trace = BatchTrace("", began, self._clock(), result.transfers, nanoseconds)
         return self._tracer.batch(batch.key.layer, batch.rows, calls, trace)
 
     def _fail_part(self, part: Part, error: Exception) -> None:

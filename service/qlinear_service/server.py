@@ -21,7 +21,6 @@ from prometheus_client import CollectorRegistry
 
 from qlinear_service import __version__
 from qlinear_service.batcher import Batcher
-from qlinear_service.batching import WorkItem
 from qlinear_service.calls import Serving
 from qlinear_service.channel import MAX_STREAM_AGE_SECONDS, channel_options
 from qlinear_service.config import ServiceConfig
@@ -155,9 +154,6 @@ class Server:
         slab = Slab(capacity_bytes=limits.max_queue_bytes, largest_bytes=limits.largest_slot_bytes)
         self._runner = runner = new_runner(loaded, self._config, slab, self._worker)
 
-        def release(item: WorkItem) -> None:
-            slab.release(item.slot)
-
         queue = new_queue(loaded, self._config)
         self.metrics.started(
             layers=loaded.registry,
@@ -176,7 +172,7 @@ class Server:
         self._batcher = Batcher(
             queue=queue,
             run_batch=runner.run,
-            release=release,
+            release=lambda item: slab.release(item.slot),
             clock=clock,
             metrics=self.metrics,
             most_running=runner.most_in_flight,

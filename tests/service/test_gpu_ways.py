@@ -122,7 +122,7 @@ async def test_without_registration_copies_serve_and_the_log_says_so(
     with caplog.at_level(logging.WARNING):
         bench = new_bench(keeps_out="no locked memory left")
     assert "slab_not_registered" in caplog.text
-    assert "action=pinned_copies reason=no locked memory left" in caplog.text
+    assert 'action=pinned_copies reason="no locked memory left"' in caplog.text
     check((await bench.call(rows(1)))[0], rows(1))
     assert bench.gpu.trips[0].way == Way(gather=False, scatter=False)
 

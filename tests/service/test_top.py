@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from unittest.mock import patch
 
 import pytest
-from measured_layers import GPU_GAUGES, ROOFLINE, Spec, metrics_of
+from measured_layers import ROOFLINE, TELEMETRY, Spec, metrics_of
 from rich.console import Console
 from watched_metrics import HOSTILE, busy, crowd, port_of, traffic
 
@@ -96,8 +96,9 @@ def test_names_cannot_command_the_terminal() -> None:
 
 
 def test_gauges_of_a_gpu_stand_in_the_first_line() -> None:
-    gauges = GPU_GAUGES | {"qlinear_gpu_clock_hertz": 1.98e9, "qlinear_gpu_power_watts": 650.0}
-    with port_of(metrics_of(Spec("up", n=8), gauges=gauges)) as address:
+    clock, power = ("qlinear_gpu_clock_hertz",), ("qlinear_gpu_power_watts",)
+    told = TELEMETRY | {clock: 1.98e9, power: 650.0}
+    with port_of(metrics_of(Spec("up", n=8), telemetry=told)) as address:
         first, *_ = drawn(fetch(f"http://{address}", 5), 100, None)
     assert "1.98 GHz · 650 W · 1 °C" in first
 

@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from measured_layers import GPU_GAUGES, ROOFLINE, Spec, compute, everything, metrics_of
+from measured_layers import ROOFLINE, TELEMETRY, Spec, compute, everything, metrics_of
 from watched_metrics import HOSTILE, Clock, busy, crowd, traffic
 
 from qlinear_service.metrics import Metrics
@@ -110,12 +110,12 @@ def test_a_server_that_starts_has_a_document() -> None:
 
 
 def test_all_that_a_gpu_tells_is_passed_on() -> None:
-    metrics = metrics_of(UP, gauges=GPU_GAUGES | {"qlinear_gpu_power_watts": float("nan")})
+    metrics = metrics_of(UP, telemetry=TELEMETRY | {("qlinear_gpu_power_watts",): float("nan")})
     everything(metrics)
     gauges = json.loads(to_json(now(metrics, History(metrics))))["machine"]["gauges"]
     assert gauges["throttled"] == 1
     assert gauges["power_watts"] is None
-    assert set(gauges) == {name.removeprefix("qlinear_gpu_") for name in GPU_GAUGES}
+    assert set(gauges) == {name.removeprefix("qlinear_gpu_") for name, *_ in TELEMETRY}
 
 
 def test_the_document_is_bounded_and_is_json_whatever_is_loaded() -> None:
