@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,17 +11,16 @@ import numpy as np
 import pytest
 import torch
 from gpu.loading import RecordingKernels
+from gpu.profiling import profiled_seconds
 from gpu.serving import BIG_K, BIG_N, SAMPLE_MODEL, Server, series, write_models
 
 from qlinear_client import AsyncClient, CallError, Client
-from qlinear_service.dtypes import DType
 from qlinear_service.layers import QuantizedLinear
 from qlinear_service.models import open_model
 from qlinear_service.selftest import SLAB_FEATURES, compare_features
 
 SHAPE = f"k{BIG_K}_n{BIG_N}_b4_g128"
 CUDA = "cuda:0"
-PAUSE_SECONDS = 0.0005
 
 
 class Served(NamedTuple):
@@ -105,25 +103,6 @@ def test_a_big_layer_is_right_for_many_calls_in_flight(served: Served) -> None:
         found = [answer for answer in asyncio.run(calls()) if answer[0] == name]
         xs, ys = (np.concatenate([answer[place] for answer in found]) for place in (1, 2))
         compare(served.big[name], xs, ys)
-
-
-def profiled_seconds(kernels: RecordingKernels, layers: list[QuantizedLinear], rows: int) -> float:
-    """Return the device time of one launch as NVIDIA's profiling interface measures it.
-
-    With pauses, as a server has that waits for its clients: a device that was idle is slower than
-    one that replays a graph.
-    """
-    xs = torch.randn((rows, BIG_K), device=kernels.device).half()
-    y = torch.empty((rows, BIG_N), dtype=torch.float16, device=kernels.device)
-    cuda = torch.profiler.ProfilerActivity.CUDA
-    with torch.profiler.profile(activities=[cuda]) as profiled:
-        for layer in layers * 40:
-            kernels.linear(layer, xs, DType.F16, out=y)
-            kernels.wait()
-            time.sleep(PAUSE_SECONDS)
-    found = [event for event in profiled.key_averages() if "cuda::linear_" in event.key]
-    assert sum(event.count for event in found) == 40 * len(layers)
-    return sum(event.self_device_time_total for event in found) / (40e6 * len(layers))
 
 
 def test_the_metrics_are_those_of_the_device(served: Served, kernels: RecordingKernels) -> None:
