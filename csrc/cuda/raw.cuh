@@ -93,4 +93,10 @@ struct ExactCodes : Codes<Dtype, kBits> {
 template <>
 struct RawCodes<BF16, 8> : ExactCodes<BF16, 8> {};
 
+// Either form.
+template <typename Dtype, int kBits, bool kRaw>
+struct ChosenCodes : RawCodes<Dtype, kBits> {};
+template <typename Dtype, int kBits>
+struct ChosenCodes<Dtype, kBits, false> : ExactCodes<Dtype, kBits> {};
+
 }  // namespace qlinear::cuda

@@ -7,8 +7,6 @@
 // codes in their exact form have it taken off before.
 #pragma once
 
-#include <type_traits>
-
 #include "cuda/raw.cuh"
 #include "cuda/values.cuh"
 
@@ -19,7 +17,7 @@ using partition::kTokens;
 
 template <typename Dtype, int kBits, int kTokenBlocks, int kBlocks, bool kFineGroups, bool kRaw>
 struct Step {
-  using Format = std::conditional_t<kRaw, RawCodes<Dtype, kBits>, ExactCodes<Dtype, kBits>>;
+  using Format = ChosenCodes<Dtype, kBits, kRaw>;
   static constexpr int kVectors = kBits / 4;  // of 16 bytes per lane and layout tile
   static constexpr int kTileRows = kTokenBlocks * kTokens;
   static constexpr int kBlockBytes = partition::code_bytes(layout::kTileN, kBits);

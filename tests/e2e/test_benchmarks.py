@@ -83,7 +83,7 @@ def test_overload() -> None:
 @pytest.mark.slow
 def test_slab() -> None:
     words = ("--k", "256", "--n", "256", "--seconds", "0.2", "--loads", "0.1", "0.3")
-    found = bench("slab", *words)["slab"]
+    (found,) = bench("slab", *words)["slab"]  # on a CPU there is one way to the engine
     assert found["capacity_rows_per_second"] > 0
     assert 0 < found["lone"]["added_seconds"] < found["lone"]["total_seconds"]
     assert [row["load"] for row in found["loads"]] == [0.1, 0.3]

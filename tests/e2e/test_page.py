@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from browser_tools import chromium, opened
-from measured_layers import GPU_GAUGES, ROOFLINE, Spec, metrics_of
+from measured_layers import ROOFLINE, TELEMETRY, Spec, metrics_of
 from real_prometheus import LAYER, K, served_model
 from watched_metrics import HOSTILE, busy, crowd, port_of, traffic
 
@@ -158,9 +158,9 @@ def test_a_narrow_window_does_not_scroll_sideways(browser: Any) -> None:
 
 
 def test_gauges_of_a_gpu_and_what_is_wrong_are_shown(browser: Any) -> None:
-    gauges = GPU_GAUGES | {"qlinear_gpu_clock_hertz": 1.98e9}
+    told = TELEMETRY | {("qlinear_gpu_clock_hertz",): 1.98e9}
     specs = crowd(3, shapes=1)
-    metrics = metrics_of(*specs, roofline=ROOFLINE, gauges=gauges)
+    metrics = metrics_of(*specs, roofline=ROOFLINE, telemetry=told)
     with port_of(metrics) as address:
         traffic(metrics, specs)
         with opened(browser, address) as page:
