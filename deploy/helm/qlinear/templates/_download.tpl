@@ -2,14 +2,14 @@
 {{- define "qlinear.download" -}}
 {{- $download := .Values.model.download -}}
 - name: download
-  image: {{ $download.image }}
+  image: {{ $download.image | quote }}
   command: [sh, -euc]
   args:
     - |
       cd "$FOLDER"
       if [ -f "$FILE" ]; then exit 0; fi # the container was restarted, the volume was not
       set --
-      if [ -f /header/header ]; then set -- --header @/header/header; fi
+      if [ -n "${HEADER:-}" ]; then set -- --header "@$HEADER"; fi
       curl --fail --silent --show-error --location --retry 5 --output "$FILE.part" "$@" "$URL"
       echo "$SHA256  $FILE.part" | sha256sum -c -
       mv "$FILE.part" "$FILE"
@@ -18,6 +18,9 @@
     - {name: FILE, value: {{ include "qlinear.modelFile" . | quote }}}
     - {name: URL, value: {{ $download.url | quote }}}
     - {name: SHA256, value: {{ $download.sha256 | quote }}}
+    {{- if $download.headerSecret }}
+    - {name: HEADER, value: /header/header}
+    {{- end }}
   resources:
     requests: {cpu: 100m, memory: 64Mi}
     limits: {memory: 256Mi}
