@@ -202,7 +202,9 @@ def test_prometheus_finds_the_metrics_service_under_the_job_of_the_alerts() -> N
     assert wanted <= metrics["metadata"]["labels"].items()
     assert not wanted <= calls["metadata"]["labels"].items()
     assert spec["endpoints"][0]["port"] == metrics["spec"]["ports"][0]["name"]
-    assert metrics["metadata"]["labels"][spec["jobLabel"]] == "qlinear"
+    elsewhere = render(VALUES["everything"], release="llama")
+    (labels,) = [m["metadata"]["labels"] for m in elsewhere if "metrics" in m["metadata"]["name"]]
+    assert labels[spec["jobLabel"]] == "qlinear"
     assert 'job="qlinear"' in str(rules("alert"))
     assert metrics["spec"]["publishNotReadyAddresses"] is True
     assert "publishNotReadyAddresses" not in calls["spec"]
@@ -224,6 +226,10 @@ def test_the_policy_opens_only_what_is_used() -> None:
     ports = [port["port"] for rule in spec["egress"] for port in rule["ports"]]
     assert ports == [53, 53, 4317, 8443]
     assert only("defaults", "NetworkPolicy")["spec"]["egress"] == []
+    for url, port in (("http://a/b", 80), ("https://a/b", 443), ("http://[::1]:70/b", 70)):
+        model = {"download": {"url": url, "sha256": "0" * 64}}
+        (policy,) = [m for m in render({"model": model}) if m["kind"] == "NetworkPolicy"]
+        assert policy["spec"]["egress"][1]["ports"][0]["port"] == port
     closed = {"clients": [], "monitoring": []}
     policies = render({**VALUES["defaults"], "networkPolicy": closed})
     (policy,) = [m for m in policies if m["kind"] == "NetworkPolicy"]
