@@ -69,11 +69,13 @@ proto: .venv/.installed-dev ## regenerate the protocol modules; refuses breaking
 		--pyi_out=. --grpc_python_out=. --mypy_grpc_out=. qlinear/v1/linear.proto
 	.venv/bin/buf build proto --exclude-source-info -o proto/qlinear/v1/linear.binpb
 
-.PHONY: prometheus dashboard browser picture
+.PHONY: prometheus dashboard browser picture chart
 prometheus: .venv/.installed-prometheus ## Debian's Prometheus into .venv, for the tests of deploy/; needs no root
 
 dashboard: .venv/.installed-dev ## regenerate the Grafana dashboard of deploy/grafana
 	$(PY) deploy/grafana/build_dashboard.py
+
+chart: .venv/.installed-chart ## Helm and the schemas of Kubernetes into .venv, for the tests of the chart
 
 browser: .venv/.installed-browser ## Chromium (Debian's, as root) and what drives it, for the tests of the page
 
@@ -101,6 +103,9 @@ picture: browser ## renew docs/page-light.png and docs/page-dark.png from a serv
 	@{ prometheus --version && promtool --version; } >/dev/null 2>&1 || { cd .venv && \
 		apt-get download prometheus && dpkg -x prometheus_*.deb prometheus && rm prometheus_*.deb; }
 	@touch $@
+
+.venv/.installed-chart: .venv/.installed
+	$(PIP) -c constraints.txt -e '.[server,test,chart]' && touch $@
 
 # Playwright's own browsers are not downloaded: any Chromium on the machine will do.
 .venv/.installed-browser: | .venv/.installed
