@@ -1,9 +1,10 @@
 """Builds the CPU library from csrc/ with ninja, once for each content of its sources.
 
 The file name carries a hash of every source, the flags and the compiler's version, so an edit or
-another compiler builds anew and nothing stale is ever loaded. `make setup` runs this module; the
-server runs the same code at start and finds the result. Where GPUs of ours are, the GPU library is
-built too, for them alone; --cuda builds just that one, by build_cuda.py.
+another compiler builds anew and nothing stale is ever loaded. A prebuilt library in the package, as
+images have it, is named after sources and flags alone and needs no compiler. `make setup` runs this
+module; the server runs the same code at start. Where GPUs of ours are, the GPU library is built too,
+for them alone; --cuda builds just that one, by build_cuda.py.
 """
 
 import argparse
@@ -54,6 +55,7 @@ __all__ = [
     "cpu_library",
     "default_cache_dir",
     "main",
+    "prebuilt_cpu_library",
 ]
 
 AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c")
@@ -115,7 +117,7 @@ def cpu_library(cache_dir: Path, *, stop: threading.Event | None = None) -> Iter
 def build_cpu_library(
     cache_dir: Path, *, stop: threading.Event | None = None, keep_log: bool = True
 ) -> Path:
-    """Return the CPU library for these sources, building it if the cache has no intact one.
+    """Return the CPU library for these sources: the package's, the cache's, or a new one.
 
     Args:
         cache_dir: where built libraries are kept; created on demand.
@@ -127,9 +129,12 @@ def build_cpu_library(
         BuildError: the compilation failed or was stopped.
         OSError: the cache holds no intact library and cannot be written.
     """
+    prebuilt = prebuilt_cpu_library()
+    if is_intact(prebuilt):
+        return prebuilt
     tools = _find_toolchain()
     folder = libraries_folder(cache_dir)
-    cached = folder / f"libqlinear_cpu-{_content_hash(tools)}.so"
+    cached = folder / f"libqlinear_cpu-{_content_hash(tools.version)}.so"
     if is_intact(cached):
         return cached
     log = folder / "build-failed.log" if keep_log else None
@@ -143,6 +148,11 @@ def build_cpu_library(
     return cached
 
 
+def prebuilt_cpu_library() -> Path:
+    """Return where the package has the CPU library for these sources, if it has one."""
+    return PREBUILT.parent / f"libqlinear_cpu-{_content_hash('prebuilt')}.so"
+
+
 def _find_toolchain() -> _Toolchain:
     compiler = find_compiler()
     ninja = find_ninja()
@@ -150,9 +160,9 @@ def _find_toolchain() -> _Toolchain:
     return _Toolchain(compiler=compiler, version=version, ninja=ninja)
 
 
-def _content_hash(tools: _Toolchain) -> str:
+def _content_hash(compiler: str) -> str:
     digest = hashlib.sha256()
-    digest.update(f"{tools.version}\0{CPU_FLAGS}\0{_cpu_sources()}".encode())
+    digest.update(f"{compiler}\0{CPU_FLAGS}\0{_cpu_sources()}".encode())
     # Every file that a source could include, not a list that somebody forgets to extend.
     planner = [*SOURCE_ROOT.glob("cuda/*.h"), *SOURCE_ROOT.glob("cuda/plan*.cpp")]
     for source in sorted([*SOURCE_ROOT.glob("*.[hc]*"), *SOURCE_ROOT.glob("cpu/*"), *planner]):
@@ -194,6 +204,8 @@ def main(words: Sequence[str] | None = None) -> int:
     # So that SIGTERM, too, ends the compilers and removes their folder.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
+        if args.cpu:
+            return _prebuild_cpu()
         return _build_cuda(args) if args.cuda else _build_for_this_machine()
     except BuildError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -207,7 +219,13 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m qlinear_service.kernels.build",
         description="Builds the CPU library and, where there are GPUs, theirs, into the cache.",
     )
-    parser.add_argument("--cuda", action="store_true", help="build the GPU library and no other")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--cuda", action="store_true", help="build the GPU library and no other")
+    kind.add_argument(
+        "--cpu",
+        action="store_true",
+        help="build the CPU library into the package, where it is found without a compiler",
+    )
     parser.add_argument(
         "--arch",
         default=",".join(ARCHITECTURES),
@@ -257,6 +275,21 @@ def _build_cpu() -> None:
     except OSError as error:
         print(f"note: cannot keep CPU kernels in {default_cache_dir()}: {error.strerror}")
         print("note: the server will build them at each start; --cache-dir names another folder")
+
+
+def _prebuild_cpu() -> int:
+    prebuilt = prebuilt_cpu_library()
+    try:
+        if not is_intact(prebuilt):
+            built = build_cpu_library(default_cache_dir())
+            prebuilt.parent.mkdir(parents=True, exist_ok=True)
+            copy = prebuilt.with_suffix(".new")
+            shutil.copyfile(built, copy)
+            publish(copy, prebuilt)
+    except OSError as error:
+        raise BuildError(f"cannot write {error.filename}: {error.strerror}") from error
+    print(f"CPU kernels: {prebuilt}")
+    return 0
 
 
 def _build_cuda(args: argparse.Namespace) -> int:
