@@ -2,9 +2,9 @@
 
 The file name carries a hash of every source, the flags and the compiler's version, so an edit or
 another compiler builds anew and nothing stale is ever loaded. A prebuilt library in the package, as
-images have it, is named after sources and flags alone and needs no compiler. `make setup` runs this
-module; the server runs the same code at start. Where GPUs of ours are, the GPU library is built too,
-for them alone; --cuda builds just that one, by build_cuda.py.
+images have it, is named after sources and flags alone and needs no compiler. `make setup` runs
+this module; the server runs the same code at start. Where GPUs of ours are, the GPU library is
+built too, for them alone; --cuda builds just that one, by build_cuda.py.
 """
 
 import argparse
