@@ -1,17 +1,15 @@
 """Builds the CPU library from csrc/ with ninja, once for each content of its sources.
 
 The file name carries a hash of every source, the flags and the compiler's version, so an edit or
-another compiler builds anew and nothing stale is ever loaded. A prebuilt library in the package, as
-images have it, is named after sources and flags alone and needs no compiler. `make setup` runs
-this module; the server runs the same code at start. Where GPUs of ours are, the GPU library is
-built too, for them alone; --cuda builds just that one, by build_cuda.py.
+another compiler builds anew and nothing stale is ever loaded; one in the package, as images have
+it, needs no compiler. `make setup` runs this module; the server runs the same code at start. Where
+GPUs of ours are, the GPU library is built too, for them alone; --cuda builds just that one.
 """
 
 import argparse
 import contextlib
 import hashlib
 import platform
-import shutil
 import signal
 import sys
 import threading
@@ -45,7 +43,7 @@ from qlinear_service.kernels.ninja import (
     run_ninja,
     version_of,
 )
-from qlinear_service.publish import publish
+from qlinear_service.publish import publish_copy
 
 __all__ = [
     "CPU_SOURCES",
@@ -154,8 +152,7 @@ def prebuilt_cpu_library() -> Path:
 
 
 def _find_toolchain() -> _Toolchain:
-    compiler = find_compiler()
-    ninja = find_ninja()
+    compiler, ninja = find_compiler(), find_ninja()
     version = version_of(compiler).partition("\n")[0]
     return _Toolchain(compiler=compiler, version=version, ninja=ninja)
 
@@ -210,6 +207,9 @@ def main(words: Sequence[str] | None = None) -> int:
     except BuildError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        print(f"error: cannot write {error.filename}: {error.strerror}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130  # what shells report for a program that Ctrl-C ended
 
@@ -221,11 +221,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--cuda", action="store_true", help="build the GPU library and no other")
-    kind.add_argument(
-        "--cpu",
-        action="store_true",
-        help="build the CPU library into the package, where it is found without a compiler",
-    )
+    kind.add_argument("--cpu", action="store_true", help="build the CPU library into the package")
     parser.add_argument(
         "--arch",
         default=",".join(ARCHITECTURES),
@@ -279,33 +275,20 @@ def _build_cpu() -> None:
 
 def _prebuild_cpu() -> int:
     prebuilt = prebuilt_cpu_library()
-    try:
-        if not is_intact(prebuilt):
-            built = build_cpu_library(default_cache_dir())
-            prebuilt.parent.mkdir(parents=True, exist_ok=True)
-            copy = prebuilt.with_suffix(".new")
-            shutil.copyfile(built, copy)
-            publish(copy, prebuilt)
-    except OSError as error:
-        raise BuildError(f"cannot write {error.filename}: {error.strerror}") from error
+    if not is_intact(prebuilt):
+        publish_copy(build_cpu_library(default_cache_dir()), prebuilt)
     print(f"CPU kernels: {prebuilt}")
     return 0
 
 
 def _build_cuda(args: argparse.Namespace) -> int:
     architectures = chosen_architectures(args.arch.split(","))
-    try:
-        library = build_cuda_library(default_cache_dir(), architectures)
-        record = read_record(library)
-        if args.output is not None:
-            args.output.parent.mkdir(parents=True, exist_ok=True)
-            for suffix in (RECORD_SUFFIX, library.suffix):
-                copy = args.output.with_suffix(f"{suffix}.new")
-                shutil.copyfile(library.with_suffix(suffix), copy)
-                publish(copy, args.output.with_suffix(suffix))
-            library = args.output
-    except OSError as error:
-        raise BuildError(f"cannot write {error.filename}: {error.strerror}") from error
+    library = build_cuda_library(default_cache_dir(), architectures)
+    record = read_record(library)
+    if args.output is not None:
+        for suffix in (RECORD_SUFFIX, library.suffix):
+            publish_copy(library.with_suffix(suffix), args.output.with_suffix(suffix))
+        library = args.output
     seconds = "" if record is None else f", built in {record.seconds:.0f} s"
     print(f"GPU kernels for {' '.join(architectures)}{seconds}: {library}")
     return 0
