@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from figures import console, machine, print_facts, print_table, write_json
+from figures import console, machine, print_table, write_json
 from kernel import commit_of, library_of
 from kernel_figures import VARIANTS, Shape, copies_for, summary, weight_bytes
 from kernel_gpu import Call, Gpu, gpu_state
@@ -140,7 +140,8 @@ def report(library_path: Path, commit: str, rows: Sequence[int], replays: int) -
     before = gpu_state()
     figures = measure(gpu, library, rows, replays)
     facts = machine() | {"commit": commit} | {f"before {k}": v for k, v in before.items()}
-    return {"facts": facts | {f"after {k}": v for k, v in gpu_state().items()}, "figures": figures}
+    facts |= {f"after {k}": v for k, v in gpu_state().items()}
+    return {"machine": facts, "figures": figures}
 
 
 def main(words: list[str]) -> int:
@@ -184,7 +185,7 @@ def main(words: list[str]) -> int:
             for one in found["figures"]
         ],
     )
-    print_facts(out, found)
+    out.print("  ".join(f"{name} {value}" for name, value in found["machine"].items()))
     write_json(args.json, found)
     return 0 if all(one["same_bits"] for one in found["figures"]) else 1
 

@@ -51,9 +51,6 @@ struct FedKernel {
         step(a.step, threadIdx.x % 32),
         ring(ring_places()) {}
 
-  static __device__ __forceinline__ int uniform_warp() {
-    return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32), 0);
-  }
   __device__ __forceinline__ int threads() const { return args.warps_n * args.warps_k * 32; }
 
   __device__ __forceinline__ Place ring_places() const {
@@ -153,13 +150,6 @@ struct FedKernel {
     }
     return sum;
   }
-  static __device__ __forceinline__ void add(float4& sum, float4 part) {
-    sum.x += part.x;
-    sum.y += part.y;
-    sum.z += part.z;
-    sum.w += part.w;
-  }
-
   __device__ __forceinline__ void block_barrier() const { named_barrier(0, threads()); }
 
   // Calls visit(row, four) for every four columns of the tile's rows, a warp's lanes side by side.

@@ -55,11 +55,6 @@ struct LinearKernel {
         step(a.step, threadIdx.x % 32),
         lane_offsets(step.lane_offsets(0)) {}
 
-  // The number of this warp; the compiler sees that it is the same for all lanes.
-  static __device__ __forceinline__ int uniform_warp() {
-    return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32), 0);
-  }
-
   __device__ __forceinline__ void group_barrier() {
     if (args.warps_n == 1) {
       __syncwarp();
@@ -156,13 +151,6 @@ struct LinearKernel {
   __device__ __forceinline__ float4 load_share(int cta, bool began_tile, int index) const {
     return __ldcg(reinterpret_cast<const float4*>(slot_of(cta, began_tile)) + index);
   }
-  static __device__ __forceinline__ void add(float4& sum, float4 part) {
-    sum.x += part.x;
-    sum.y += part.y;
-    sum.z += part.z;
-    sum.w += part.w;
-  }
-
   // True in the block that arrives last at a shared tile: all shares can be read then.
   __device__ __forceinline__ bool is_last_to_arrive(int tile, int others) {
     int* flag = reinterpret_cast<int*>(shared + args.memory.flag);

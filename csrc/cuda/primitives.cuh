@@ -13,6 +13,18 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// The number of this warp; the compiler sees that it is the same for all lanes.
+__device__ __forceinline__ int uniform_warp() {
+  return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32), 0);
+}
+
+__device__ __forceinline__ void add(float4& sum, float4 part) {
+  sum.x += part.x;
+  sum.y += part.y;
+  sum.z += part.z;
+  sum.w += part.w;
+}
+
 // Copies 16 bytes past the registers and the L1 cache.
 __device__ __forceinline__ void copy_async(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(from)

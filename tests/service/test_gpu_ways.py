@@ -35,6 +35,7 @@ def test_the_rule() -> None:
     both, none = Way(gather=True, scatter=True), Way(gather=False, scatter=False)
     assert way_of(batched()) == both
     assert way_of(batched(64, 64 * 57344)) == Way(gather=True, scatter=False)
+    assert way_of(batched(32, 32 * 57344)) == way_of(batched(900, 256 << 10)) == both
     assert way_of(batched(64, 64 * 57344), SLAB) == both
     assert way_of(batched(scatter=False)) == Way(gather=True, scatter=False)
     assert way_of(batched(gather=False, scatter=False)) == none
