@@ -69,6 +69,21 @@ proto: .venv/.installed-dev ## regenerate the protocol modules; refuses breaking
 		--pyi_out=. --grpc_python_out=. --mypy_grpc_out=. qlinear/v1/linear.proto
 	.venv/bin/buf build proto --exclude-source-info -o proto/qlinear/v1/linear.binpb
 
+.PHONY: image image-base image-test
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+TARGET ?= gpu
+ENGINE ?= $(shell { docker info >/dev/null 2>&1 && echo docker; } || echo podman)
+
+image: ## build the image: make image TARGET=cpu (or gpu), ENGINE=podman (or docker), IMAGE_FLAGS=...
+	$(ENGINE) build --target $(TARGET) --build-arg VERSION=$(VERSION) \
+		--build-arg REVISION=$(shell git rev-parse HEAD) $(IMAGE_FLAGS) -t qlinear:$(TARGET) .
+
+image-base: ## a base of Debian's packages, for where no registry is; as root, with debootstrap and buildah
+	deploy/image_base.sh localhost/qlinear-base:bookworm
+
+image-test: setup ## build the CPU image, run it read-only, call it, stop it; BASE=image replaces its bases
+	IMAGE_BASE="$(BASE)" IMAGE_FLAGS="$(IMAGE_FLAGS)" $(PY) -m pytest tests/deploy/test_image.py
+
 .PHONY: prometheus dashboard browser picture chart
 prometheus: .venv/.installed-prometheus ## Debian's Prometheus into .venv, for the tests of deploy/; needs no root
 

@@ -3,19 +3,25 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 ENVIRONMENT = {name: v for name, v in os.environ.items() if not name.startswith("QLINEAR_")}
+PROGRAM = (sys.executable, "-m", "qlinear_service")
 FLAGS = ("--port", "0", "--metrics-port", "-1", "--device", "cpu", "--drain-delay-seconds", "0")
 
 
 @contextmanager
-def serve_process(model: Path, *flags: str) -> Iterator[str]:
+def serve_process(
+    model: Path,
+    *flags: str,
+    program: Sequence[str] = PROGRAM,
+    environment: Mapping[str, str] = ENVIRONMENT,
+) -> Iterator[str]:
     """Yield the address of a server that is ready."""
-    words = [sys.executable, "-m", "qlinear_service", "serve", str(model), *FLAGS, *flags]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
+    words = [*program, "serve", str(model), *FLAGS, *flags]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
             assert process.stdout is not None
             lines = [process.stdout.readline() for _ in range(2)]

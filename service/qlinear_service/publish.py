@@ -6,9 +6,10 @@ Standard library only.
 
 import contextlib
 import os
+import shutil
 from pathlib import Path
 
-__all__ = ["publish"]
+__all__ = ["publish", "publish_copy"]
 
 
 def publish(written: Path, final: Path) -> None:
@@ -22,6 +23,18 @@ def publish(written: Path, final: Path) -> None:
     # The folder holds the name; some file systems cannot sync one.
     with contextlib.suppress(OSError):
         _sync(final.parent)
+
+
+def publish_copy(source: Path, final: Path) -> None:
+    """Copy the file `source` to `final`, whose folder is made on demand.
+
+    Raises:
+        OSError: the bytes cannot be stored, or the name cannot be taken.
+    """
+    final.parent.mkdir(parents=True, exist_ok=True)
+    copy = final.with_name(f"{final.name}.new")
+    shutil.copyfile(source, copy)
+    publish(copy, final)
 
 
 def _sync(path: Path) -> None:

@@ -71,6 +71,30 @@ def test_a_path_may_hold_any_sign(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 @pytest.mark.usefixtures("quick_build")
+def test_the_packages_own_library_needs_no_compiler_and_is_of_these_sources(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(build, "PREBUILT", tmp_path / "package/prebuilt/libqlinear_cuda.so")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert build.main(["--cpu"]) == 0
+    prebuilt = build.prebuilt_cpu_library()
+    assert capsys.readouterr().out == f"CPU kernels: {prebuilt}\n"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(build.sys, "executable", str(tmp_path / "python"))
+    assert build.build_cpu_library(tmp_path / "absent") == prebuilt
+    assert ctypes.CDLL(str(prebuilt)).ql_layout_version() == 1
+
+    content = prebuilt.read_bytes()
+    prebuilt.write_bytes(content[:-1])  # damaged: never loaded
+    with pytest.raises(build.ToolMissing):
+        build.build_cpu_library(tmp_path / "absent")
+    prebuilt.write_bytes(content)
+    monkeypatch.setattr(build, "CPU_FLAGS", (*build.CPU_FLAGS, "-DEDITED"))
+    with pytest.raises(build.ToolMissing):
+        build.build_cpu_library(tmp_path / "absent")
+
+
+@pytest.mark.usefixtures("quick_build")
 @pytest.mark.parametrize("damage", ["empty", "truncated", "flipped"])
 def test_a_damaged_library_is_built_again(damage: str, tmp_path: Path) -> None:
     path = build.build_cpu_library(tmp_path)

@@ -1,17 +1,23 @@
-"""The base install, for real: an environment without torch or any other extra runs the client.
+"""Installs for real: without torch or any other extra the client runs, with `server` a server does.
 
-The floor and the newest major of protobuf are both tried; generated code refuses older runtimes.
+The wheel of an image brings its kernels: no compiler is needed where it runs. For the client the
+floor and the newest major of protobuf are both tried; generated code refuses older runtimes.
 """
 
+import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from serve_process import serve_process
 from source_tree import ROOT
 
 PACKED = ("pyproject.toml", "LICENSE", "README.md", "proto", "service", "client", "csrc")
+
+MODEL = ROOT / "examples/models/all-MiniLM-L6-v2"
 
 SCRIPT = """
 import importlib.util
@@ -69,3 +75,57 @@ def test_base_install_runs_the_client(source: Path, tmp_path: Path, protobuf: st
     for folder in (".", "cpu", "cuda"):
         here = {path.name for path in (ROOT / "csrc" / folder).glob("*.[hc]*")}
         assert here <= {path.name for path in (csrc / folder).iterdir()}
+
+
+@pytest.fixture
+def wheel(source: Path, tmp_path: Path) -> Path:
+    """The wheel as the Dockerfile builds it, with the CPU kernels inside."""
+    package = tmp_path / "package"
+    ignore = shutil.ignore_patterns("prebuilt", "__pycache__")
+    shutil.copytree(source, package, symlinks=True, ignore=ignore)
+    build = [sys.executable, "-m", "qlinear_service.kernels.build", "--cpu"]
+    folders = [str(package / name) for name in ("service", "client", "proto")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
+    subprocess.run(build, check=True, cwd=package, env=environment)
+    assert list(package.glob("service/qlinear_service/prebuilt/libqlinear_cpu-*.so"))
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir"]
+    subprocess.run([*command, tmp_path / "wheels", package], check=True)
+    (built,) = (tmp_path / "wheels").iterdir()
+    return built
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_wheel_serves_where_no_compiler_is(wheel: Path, tmp_path: Path) -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert wheel.name.startswith(f"qlinear-{version}-")
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "env"], check=True)
+    python = tmp_path / "env/bin/python"
+    install = [python, "-m", "pip", "install", "--quiet", "--no-compile"]
+    torch = next(
+        line for line in (ROOT / "constraints.txt").read_text().splitlines() if "torch==" in line
+    )
+    subprocess.run([*install, torch], check=True)  # alone: a small CPU build where one is offered
+    pins = ["-c", ROOT / "constraints.txt"]
+    subprocess.run([*install, *pins, f"{wheel}[server]"], check=True, cwd=tmp_path)
+
+    # Nothing but this environment: no compiler, no shell, no kernels that were built earlier.
+    program = str(tmp_path / "env/bin/qlinear")
+    clean = {"PATH": str(tmp_path / "env/bin"), "HOME": str(tmp_path / "home")}
+    assert shutil.which("g++", path=clean["PATH"]) is None
+
+    def run(*words: str | Path) -> str:
+        done = subprocess.run(
+            [program, *words], capture_output=True, text=True, env=clean, cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    said = run("doctor", "--device", "cpu").splitlines()
+    assert said[-1] == f"qlinear {version} can serve on cpu"
+    (kernels,) = [line for line in said if line.split()[1:3] == ["cpu", "kernels"]]
+    assert kernels.startswith("ok "), kernels
+    assert " CPU kernels, " in kernels  # and not plain torch
+    with serve_process(MODEL, program=[program], environment=clean) as address:
+        assert run("doctor", "--health", "--target", address) == f"{address}: SERVING\n"
+        run("load", "--target", address, "--duration", "1", "--check", MODEL, "--fail-on-error")

@@ -1,16 +1,15 @@
 """Builds the CPU library from csrc/ with ninja, once for each content of its sources.
 
 The file name carries a hash of every source, the flags and the compiler's version, so an edit or
-another compiler builds anew and nothing stale is ever loaded. `make setup` runs this module; the
-server runs the same code at start and finds the result. Where GPUs of ours are, the GPU library is
-built too, for them alone; --cuda builds just that one, by build_cuda.py.
+another compiler builds anew and nothing stale is ever loaded; one in the package, as images have
+it, needs no compiler. `make setup` runs this module; the server runs the same code at start. Where
+GPUs of ours are, the GPU library is built too, for them alone; --cuda builds just that one.
 """
 
 import argparse
 import contextlib
 import hashlib
 import platform
-import shutil
 import signal
 import sys
 import threading
@@ -44,7 +43,7 @@ from qlinear_service.kernels.ninja import (
     run_ninja,
     version_of,
 )
-from qlinear_service.publish import publish
+from qlinear_service.publish import publish_copy
 
 __all__ = [
     "CPU_SOURCES",
@@ -54,6 +53,7 @@ __all__ = [
     "cpu_library",
     "default_cache_dir",
     "main",
+    "prebuilt_cpu_library",
 ]
 
 AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c")
@@ -115,7 +115,7 @@ def cpu_library(cache_dir: Path, *, stop: threading.Event | None = None) -> Iter
 def build_cpu_library(
     cache_dir: Path, *, stop: threading.Event | None = None, keep_log: bool = True
 ) -> Path:
-    """Return the CPU library for these sources, building it if the cache has no intact one.
+    """Return the CPU library for these sources: the package's, the cache's, or a new one.
 
     Args:
         cache_dir: where built libraries are kept; created on demand.
@@ -127,9 +127,12 @@ def build_cpu_library(
         BuildError: the compilation failed or was stopped.
         OSError: the cache holds no intact library and cannot be written.
     """
+    prebuilt = prebuilt_cpu_library()
+    if is_intact(prebuilt):
+        return prebuilt
     tools = _find_toolchain()
     folder = libraries_folder(cache_dir)
-    cached = folder / f"libqlinear_cpu-{_content_hash(tools)}.so"
+    cached = folder / f"libqlinear_cpu-{_content_hash(tools.version)}.so"
     if is_intact(cached):
         return cached
     log = folder / "build-failed.log" if keep_log else None
@@ -143,16 +146,20 @@ def build_cpu_library(
     return cached
 
 
+def prebuilt_cpu_library() -> Path:
+    """Return where the package has the CPU library for these sources, if it has one."""
+    return PREBUILT.parent / f"libqlinear_cpu-{_content_hash('prebuilt')}.so"
+
+
 def _find_toolchain() -> _Toolchain:
-    compiler = find_compiler()
-    ninja = find_ninja()
+    compiler, ninja = find_compiler(), find_ninja()
     version = version_of(compiler).partition("\n")[0]
     return _Toolchain(compiler=compiler, version=version, ninja=ninja)
 
 
-def _content_hash(tools: _Toolchain) -> str:
+def _content_hash(compiler: str) -> str:
     digest = hashlib.sha256()
-    digest.update(f"{tools.version}\0{CPU_FLAGS}\0{_cpu_sources()}".encode())
+    digest.update(f"{compiler}\0{CPU_FLAGS}\0{_cpu_sources()}".encode())
     # Every file that a source could include, not a list that somebody forgets to extend.
     planner = [*SOURCE_ROOT.glob("cuda/*.h"), *SOURCE_ROOT.glob("cuda/plan*.cpp")]
     for source in sorted([*SOURCE_ROOT.glob("*.[hc]*"), *SOURCE_ROOT.glob("cpu/*"), *planner]):
@@ -194,9 +201,14 @@ def main(words: Sequence[str] | None = None) -> int:
     # So that SIGTERM, too, ends the compilers and removes their folder.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
+        if args.cpu:
+            return _prebuild_cpu()
         return _build_cuda(args) if args.cuda else _build_for_this_machine()
     except BuildError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"error: cannot write {error.filename}: {error.strerror}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130  # what shells report for a program that Ctrl-C ended
@@ -207,7 +219,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m qlinear_service.kernels.build",
         description="Builds the CPU library and, where there are GPUs, theirs, into the cache.",
     )
-    parser.add_argument("--cuda", action="store_true", help="build the GPU library and no other")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--cuda", action="store_true", help="build the GPU library and no other")
+    kind.add_argument("--cpu", action="store_true", help="build the CPU library into the package")
     parser.add_argument(
         "--arch",
         default=",".join(ARCHITECTURES),
@@ -259,20 +273,22 @@ def _build_cpu() -> None:
         print("note: the server will build them at each start; --cache-dir names another folder")
 
 
+def _prebuild_cpu() -> int:
+    prebuilt = prebuilt_cpu_library()
+    if not is_intact(prebuilt):
+        publish_copy(build_cpu_library(default_cache_dir()), prebuilt)
+    print(f"CPU kernels: {prebuilt}")
+    return 0
+
+
 def _build_cuda(args: argparse.Namespace) -> int:
     architectures = chosen_architectures(args.arch.split(","))
-    try:
-        library = build_cuda_library(default_cache_dir(), architectures)
-        record = read_record(library)
-        if args.output is not None:
-            args.output.parent.mkdir(parents=True, exist_ok=True)
-            for suffix in (RECORD_SUFFIX, library.suffix):
-                copy = args.output.with_suffix(f"{suffix}.new")
-                shutil.copyfile(library.with_suffix(suffix), copy)
-                publish(copy, args.output.with_suffix(suffix))
-            library = args.output
-    except OSError as error:
-        raise BuildError(f"cannot write {error.filename}: {error.strerror}") from error
+    library = build_cuda_library(default_cache_dir(), architectures)
+    record = read_record(library)
+    if args.output is not None:
+        for suffix in (RECORD_SUFFIX, library.suffix):
+            publish_copy(library.with_suffix(suffix), args.output.with_suffix(suffix))
+        library = args.output
     seconds = "" if record is None else f", built in {record.seconds:.0f} s"
     print(f"GPU kernels for {' '.join(architectures)}{seconds}: {library}")
     return 0
