@@ -88,7 +88,7 @@ def test_the_packages_own_library_needs_no_compiler_and_is_of_these_sources(
     with pytest.raises(build.ToolMissing):
         build.build_cpu_library(tmp_path / "absent")
     prebuilt.write_bytes(content)
-    # Loaded only now: writing into a library that is loaded kills the process, at the latest at exit.
+    # Loaded only now: writing into a loaded library kills the process, at the latest at its exit.
     assert ctypes.CDLL(str(prebuilt)).ql_layout_version() == 1
     monkeypatch.setattr(build, "CPU_FLAGS", (*build.CPU_FLAGS, "-DEDITED"))
     with pytest.raises(build.ToolMissing):
