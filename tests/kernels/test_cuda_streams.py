@@ -13,7 +13,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 from fake_cuda import HostEvent, HostKernels, HostStream, build_fake, pretend
-from random_layers import random_layer
+from random_layers import random_layer, unquantized_layer
 
 from qlinear_service.batching import Batch, BatchKey, Part, WorkItem
 from qlinear_service.dtypes import DType
@@ -121,6 +121,24 @@ def test_a_batch_passes_through_the_streams_in_order(kernels: HostKernels) -> No
     assert gpu._out.waited == [marks.kernel[1]]  # type: ignore[attr-defined]
     assert gpu._in.waited == []  # type: ignore[attr-defined]
     assert torch.equal(y, kernels.linear(LAYERS[0], x, DType.F32))
+
+
+@pytest.mark.parametrize("batch_invariant", [True, False])
+def test_company_changes_no_bit_of_an_unquantized_row_in_batch_invariant_mode(
+    kernels: HostKernels, library: Path, batch_invariant: bool
+) -> None:
+    """Without the mode it does, or nothing would be shown."""
+    gpu = CudaStreams(HostKernels(library, batch_invariant=batch_invariant))
+    layer = pack(unquantized_layer(n=100, k=1000, bias=True))
+    x = torch.randn(64, 1000, generator=torch.Generator().manual_seed(2)).half()
+
+    def product(rows: torch.Tensor) -> torch.Tensor:
+        y = torch.empty(len(rows), 100, dtype=torch.float32)
+        gpu.multiply(layer, rows, y, DType.F32, gpu.new_marks())
+        return y
+
+    alone = torch.cat([product(row[None]) for row in x])
+    assert torch.equal(product(x), alone) == batch_invariant
 
 
 def test_a_workspace_is_cleared_in_the_turn_of_its_stream(

@@ -160,7 +160,7 @@ class CudaStreams:
         if not layer.spec.quantized:
             with torch.cuda.stream(self._compute):
                 marks.kernel[0].record(self._compute)
-                unquantized.fill(layer, x, y)
+                unquantized.fill(layer, x, y, row_by_row=self.kernels.batch_invariant)
                 marks.kernel[1].record(self._compute)
             return
         self.kernels.linear(layer, x, dtype, out=y, stream=self._compute, events=marks.kernel)
