@@ -67,6 +67,8 @@ AVX512_FLAGS = (
     "-Wno-maybe-uninitialized",
 )
 
+DISPATCH_SOURCES = ("pace", "shares", "waiting", "queue", "queue_entries")
+
 CPU_SOURCES: dict[str, tuple[str, ...]] = {
     "cpu/linear.cpp": (),
     "cpu/gather.cpp": (),
@@ -77,6 +79,7 @@ CPU_SOURCES: dict[str, tuple[str, ...]] = {
     "cuda/plan.cpp": (),  # the planner of the GPU kernels: `qlinear plan` needs no GPU
     "cuda/plan_entries.cpp": (),
     "cuda/plan_fed.cpp": (),
+    **{f"dispatch/{name}.cpp": () for name in DISPATCH_SOURCES},  # tested without a GPU
     "cpu/body_plain.cpp": (),
     "cpu/body_avx2.cpp": AVX2_FLAGS,
     "cpu/body_avx512.cpp": AVX512_FLAGS,
@@ -161,8 +164,8 @@ def _content_hash(compiler: str) -> str:
     digest = hashlib.sha256()
     digest.update(f"{compiler}\0{CPU_FLAGS}\0{_cpu_sources()}".encode())
     # Every file that a source could include, not a list that somebody forgets to extend.
-    planner = [*SOURCE_ROOT.glob("cuda/*.h"), *SOURCE_ROOT.glob("cuda/plan*.cpp")]
-    for source in sorted([*SOURCE_ROOT.glob("*.[hc]*"), *SOURCE_ROOT.glob("cpu/*"), *planner]):
+    kinds = ("*.[hc]*", "cpu/*", "dispatch/*", "cuda/*.h", "cuda/plan*.cpp")
+    for source in sorted(path for kind in kinds for path in SOURCE_ROOT.glob(kind)):
         digest.update(f"\0{source.name}\0".encode())
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
