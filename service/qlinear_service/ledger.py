@@ -7,9 +7,10 @@ neither torch nor grpc.
 
 from collections.abc import Callable, Sequence
 
-from qlinear_service.batching import WorkQueue, too_late
+from qlinear_service.batching import WorkQueue
 from qlinear_service.errors import Cancelled, RequestError
 from qlinear_service.pending import Pending, PendingCall, Settle
+from qlinear_service.refusals import too_late
 from qlinear_service.results import BatchResult
 from qlinear_service.tracing import BatchTrace
 from qlinear_service.work import Batch, Part, WorkItem

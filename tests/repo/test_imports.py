@@ -43,6 +43,8 @@ FLOORS: list[set[str]] = [
         "ledger",
         "watchdog",
         "batcher",
+        "batch_runs",
+        "refusals",
         "in_flight",
         "results",
         "pieces",

@@ -208,7 +208,7 @@ def limits_of(
         paces=structs,
         pace_of_layer=numbers,
     )
-    limits.kept = kept  # type: ignore[attr-defined]
+    limits.kept = kept
     return limits
 
 

@@ -67,8 +67,7 @@ AVX512_FLAGS = (
     "-Wno-maybe-uninitialized",
 )
 
-DISPATCH_SOURCES = ("pace", "shares", "waiting", "queue", "queue_entries")
-
+POLICY_SOURCES = ("pace", "shares", "waiting", "queue", "queue_entries")
 CPU_SOURCES: dict[str, tuple[str, ...]] = {
     "cpu/linear.cpp": (),
     "cpu/gather.cpp": (),
@@ -79,7 +78,7 @@ CPU_SOURCES: dict[str, tuple[str, ...]] = {
     "cuda/plan.cpp": (),  # the planner of the GPU kernels: `qlinear plan` needs no GPU
     "cuda/plan_entries.cpp": (),
     "cuda/plan_fed.cpp": (),
-    **{f"dispatch/{name}.cpp": () for name in DISPATCH_SOURCES},  # tested without a GPU
+    **{f"dispatch/{name}.cpp": () for name in POLICY_SOURCES},  # tested without a GPU
     "cpu/body_plain.cpp": (),
     "cpu/body_avx2.cpp": AVX2_FLAGS,
     "cpu/body_avx512.cpp": AVX512_FLAGS,
