@@ -48,14 +48,24 @@ Core::Core(const ql_dispatch_options& options)
   };
 }
 
+void Core::start() {
+  const Lock lock(mutex_);
+  threads_.emplace_back([this] { work(); });
+  if (!options_.spins) threads_.emplace_back([this] { work_asleep(); });
+}
+
 bool Core::stop(double seconds) {
   Lock lock(mutex_);
   is_stopping_ = true;
   changed_.notify_all();
   const auto end = std::chrono::duration<double>(seconds);
-  if (!changed_.wait_for(lock, end, [this] { return has_stopped_; })) return false;
+  if (!changed_.wait_for(lock, end, [this] { return threads_ended_ == threads_.size(); })) {
+    return false;
+  }
   lock.unlock();
-  if (thread_.joinable()) thread_.join();
+  for (std::thread& thread : threads_) {
+    if (thread.joinable()) thread.join();
+  }
   return true;
 }
 
@@ -139,14 +149,29 @@ void Core::work() {
   while (!is_stopping_ || !sent_.empty()) {
     const double now = monotonic_seconds();
     const bool has_moved = pump(now);
-    if (!sent_.empty()) watch(lock);
-    if (has_moved || !sent_.empty()) {
+    const bool watches = options_.spins && !sent_.empty();
+    if (watches) watch(lock);
+    if (has_moved || watches) {
       idle_since = now;
     } else {
       rest(lock, idle_since);
     }
   }
-  has_stopped_ = true;
+  ++threads_ended_;
+  changed_.notify_all();
+}
+
+// Where no thread spins: waits for batches, so that the other one can see to what comes and
+// expires.
+void Core::work_asleep() {
+  Lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return is_stopping_ || !sent_.empty(); });
+    if (sent_.empty()) break;
+    watch(lock);
+    changed_.notify_all();
+  }
+  ++threads_ended_;
   changed_.notify_all();
 }
 
@@ -162,7 +187,7 @@ void Core::watch(Lock& lock) {
   if (done || status != QL_OK) finish(status, took);
 }
 
-// Nothing runs on the device and nothing can be started.
+// Nothing can be started, and nothing is to be watched by this thread.
 void Core::rest(Lock& lock, double idle_since) {
   const double now = monotonic_seconds();
   double until = std::min(queue_.next_expiry(), now + kLongestRest);
@@ -175,7 +200,7 @@ void Core::rest(Lock& lock, double idle_since) {
   }
   is_asleep_.store(true, std::memory_order_seq_cst);
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (arriving_.is_empty() && !is_stopping_) {
+  if (arriving_.is_empty() && (!is_stopping_ || !sent_.empty())) {
     changed_.wait_for(lock, std::chrono::duration<double>(std::max(0.0, until - now)));
   }
   is_asleep_.store(false, std::memory_order_relaxed);
@@ -254,7 +279,7 @@ void Core::wake() {
   {
     const Lock lock(mutex_);
   }  // it is asleep, or about to look once more
-  changed_.notify_one();
+  changed_.notify_all();
 }
 
 }  // namespace qlinear::dispatch

@@ -1,5 +1,6 @@
 // The dispatcher: one lock around queue and device, and the thread that keeps both busy. Whoever
-// hands in a call while nothing runs may start it; all else happens on the thread.
+// hands in a call while nothing runs may start it; all else happens on the thread. Where there are
+// no cores to spin on, a second thread sleeps until batches end.
 #pragma once
 
 #include <atomic>
@@ -25,9 +26,7 @@ class Core {
  public:
   explicit Core(const ql_dispatch_options& options);
 
-  void start() {
-    thread_ = std::thread([this] { work(); });
-  }
+  void start();
   bool stop(double seconds);
 
   void submit(const ql_descriptor* items, int64_t count);
@@ -59,6 +58,7 @@ class Core {
   };
 
   void work();
+  void work_asleep();
   void watch(Lock& lock);
   void rest(Lock& lock, double idle_since);
   bool pump(double now);
@@ -89,8 +89,9 @@ class Core {
 
   std::mutex mutex_;  // around all below
   std::condition_variable changed_;
-  std::thread thread_;
-  bool is_stopping_ = false, has_stopped_ = false, has_posted_ = false;
+  std::vector<std::thread> threads_;
+  size_t threads_ended_ = 0;
+  bool is_stopping_ = false, has_posted_ = false;
   bool is_paused_ = false;  // a batch has failed: nothing is sent until the host has seen to it
   int running_ = 0;
   uint64_t numbers_ = 0;

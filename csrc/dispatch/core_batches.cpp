@@ -65,6 +65,7 @@ void Core::send(std::unique_ptr<Running> running, double now) {
   const int status = sender_.send(running->batch, *running->stage, is_alone);
   if (status == QL_OK) {
     sent_.push_back(std::move(running));
+    if (!options_.spins) changed_.notify_all();
     return;
   }
   if (sent_.empty()) oldest_.store(0, std::memory_order_release);

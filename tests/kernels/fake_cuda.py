@@ -16,7 +16,10 @@ from qlinear_service.kernels import build, cuda_runtime
 from qlinear_service.kernels.cuda import CudaKernels
 from qlinear_service.kernels.cuda_runtime import CudaRuntime
 
-SOURCES = [Path(__file__).parents[1] / "csrc" / name for name in ("fake_cuda.cpp", "fake_rows.cpp")]
+SOURCES = [
+    *(Path(__file__).parents[1] / "csrc" / name for name in ("fake_cuda.cpp", "fake_rows.cpp")),
+    *sorted(build.SOURCE_ROOT.glob("dispatch/*.cpp")),
+]
 
 
 class HostStream:
@@ -106,7 +109,7 @@ def build_fake(folder: Path) -> Path:
     """Compile the library, linked with the CPU one, and return its path."""
     cpu = build.build_cpu_library(build.default_cache_dir())
     built = folder / "libfake_cuda.so"
-    flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]
+    flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-pthread"]
     linked = [str(cpu), f"-Wl,-rpath,{cpu.parent}"]
     command = [
         "g++",

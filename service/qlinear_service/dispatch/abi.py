@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum, IntFlag
 from typing import Any
 
+from qlinear_service.errors import BuildError
 from qlinear_service.kernels.abi import LinearParams
-from qlinear_service.kernels.cuda_abi import CudaLaunch, Functions, declare
+from qlinear_service.kernels.cuda_abi import CudaLaunch, CudaPlan, Functions, declare
 from qlinear_service.scheduling import Pace, unmeasured
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Kind",
     "QueueLimits",
     "declared",
+    "dispatching",
     "limits_of",
 ]
 
@@ -174,6 +176,31 @@ QUEUE_FUNCTIONS: Functions = {
 }
 
 
+DISPATCH_FUNCTIONS: Functions = {
+    "ql_dispatch_new": (_HANDLE, (ctypes.POINTER(DispatchOptions),)),
+    "ql_dispatch_stop": (ctypes.c_int, (_HANDLE, ctypes.c_double)),
+    "ql_dispatch_free": (None, (_HANDLE,)),
+    "ql_dispatch_plan": (
+        None,
+        (
+            *(_HANDLE, ctypes.c_int32, ctypes.c_int, ctypes.c_int, ctypes.c_int64),
+            ctypes.POINTER(CudaPlan),
+        ),
+    ),
+    "ql_dispatch_submit": (None, (_HANDLE, _ITEMS, ctypes.c_int64)),
+    "ql_dispatch_drain": (ctypes.c_int64, (_HANDLE, ctypes.c_void_p, ctypes.c_int64)),
+    "ql_dispatch_cancel": (ctypes.c_int, (_HANDLE, ctypes.c_uint64)),
+    "ql_dispatch_has_begun": (ctypes.c_int, (_HANDLE, ctypes.c_uint64)),
+    "ql_dispatch_host_done": (None, (_HANDLE, ctypes.c_uint64)),
+    "ql_dispatch_rows_left": (ctypes.POINTER(ctypes.c_int64), (_HANDLE,)),
+    "ql_dispatch_oldest": (ctypes.c_double, (_HANDLE,)),
+    "ql_dispatch_error_text": (ctypes.c_char_p, (_HANDLE,)),
+    "ql_descriptor_bytes": (ctypes.c_int, ()),
+    "ql_completion_bytes": (ctypes.c_int, ()),
+    "ql_dispatch_options_bytes": (ctypes.c_int, ()),
+}
+
+
 def limits_of(
     layers: Sequence[str],
     paces: Mapping[str, Pace],
@@ -219,6 +246,28 @@ def declared(library: ctypes.CDLL) -> ctypes.CDLL:
         AttributeError: it has none.
     """
     return declare(library, QUEUE_FUNCTIONS)
+
+
+def dispatching(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Return `library`, a GPU's, with the functions of the dispatcher declared.
+
+    Raises:
+        BuildError: it has none, or structs of another size.
+    """
+    try:
+        declare(library, DISPATCH_FUNCTIONS)
+    except AttributeError as error:
+        raise BuildError(f"the GPU kernels have no dispatcher: {error}; build them again") from None
+    sizes = (
+        library.ql_descriptor_bytes(),
+        library.ql_completion_bytes(),
+        library.ql_dispatch_options_bytes(),
+    )
+    structs = (Descriptor, Completion, DispatchOptions)
+    expected = tuple(ctypes.sizeof(struct) for struct in structs)
+    if sizes != expected:
+        raise BuildError(f"the dispatcher has structs of {sizes} bytes, expected {expected}")
+    return library
 
 
 def _fill(struct: PaceStruct, pace: Pace, most_rows: int) -> Any:

@@ -86,6 +86,8 @@ class GpuEngine:
         self.stage_count = stages + chained
         self._stages = StagePool(device, self.stage_count)
         self._sees_slab = mode != PINNED and self._admit_slab()
+        self.sees_slab = self._sees_slab
+        """Kernels can read and write the slab."""
         self._lost: EngineLost | None = None
         self._launching = threading.Lock()
         self._waiting: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
