@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from fake_cuda import HostKernels
@@ -21,11 +21,11 @@ from qlinear_service.kernels import reference
 from qlinear_service.kernels.packing import pack
 from qlinear_service.kernels.torch_kernels import TorchKernels
 from qlinear_service.kernels.torch_types import to_torch
-from qlinear_service.layers import LayerRegistry, QuantizedLinear
+from qlinear_service.layers import LayerRegistry
 from qlinear_service.loaded import Loaded
 from qlinear_service.results import Answer, Outcome
 from qlinear_service.runners import new_batching
-from qlinear_service.slots import Slab, Slot
+from qlinear_service.slots import Slab
 
 K, N = 40, 24
 PLAIN = pack(random_layer(n=N, k=K, group_size=32, bias=True, module="plain"))
@@ -34,13 +34,15 @@ DENSE = pack(unquantized_layer(n=N, k=K, module="dense"))
 LAYERS = {layer.spec.name: layer for layer in (PLAIN, ORDERED, DENSE)}
 PLAIN_NAME, ORDERED_NAME, DENSE_NAME = LAYERS
 
-Told = asyncio.Future[list[Outcome]]
+Told: TypeAlias = asyncio.Future[list[Outcome]]
 
 
 class DispatchBench:
     """A server's inside without gRPC."""
 
-    def __init__(self, kernels: HostKernels, *, age: float = 60.0, **batching: Any) -> None:
+    def __init__(
+        self, kernels: HostKernels, *, age: float = 60.0, spins: bool = False, **batching: Any
+    ) -> None:
         self.library = kernels.library
         self.library.fake_rows_reset()
         self.slab = Slab(capacity_bytes=1 << 26, largest_bytes=1 << 22)
@@ -55,11 +57,13 @@ class DispatchBench:
             batching=BatchingConfig(**batching),
             limits=LimitsConfig(max_queue_age_seconds=age, max_request_rows=1000),
         )
+        streams = CudaStreams(kernels)
+        streams.spins = spins
         self.batching = new_batching(
             Loaded(
                 registry=LayerRegistry(LAYERS.values()),
                 kernels=TorchKernels(),
-                gpu=CudaStreams(kernels),
+                gpu=streams,
             ),
             config,
             self.slab,
@@ -141,7 +145,7 @@ def check(outcome: Outcome, x: torch.Tensor, name: str, output: DType = DType.F1
     torch.testing.assert_close(y.float(), expected(name, x, output).float(), rtol=1e-2, atol=2e-3)
 
 
-Make = Callable[..., DispatchBench]
+Make: TypeAlias = Callable[..., DispatchBench]
 
 
 @contextlib.asynccontextmanager
@@ -162,5 +166,5 @@ async def dispatch_benches(kernels: HostKernels) -> AsyncIterator[Make]:
 
 __all__ = [
     "DENSE_NAME", "LAYERS", "ORDERED_NAME", "PLAIN_NAME", "DispatchBench", "K", "Make", "N",
-    "QuantizedLinear", "Slot", "check", "dispatch_benches", "rows",
+    "Told", "check", "dispatch_benches", "rows",
 ]  # fmt: skip

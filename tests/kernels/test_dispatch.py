@@ -96,8 +96,9 @@ async def test_small_calls_of_quantized_layers_never_pass_through_python(make: M
     assert ran == [1, 1, 1, TAUGHT_ROWS + 1]
 
 
-async def test_what_waits_while_all_stages_are_in_use_is_one_batch(make: Make) -> None:
-    bench = make(max_batches_in_flight=1)
+@pytest.mark.parametrize("spins", [False, True])
+async def test_what_waits_while_all_stages_are_in_use_is_one_batch(make: Make, spins: bool) -> None:
+    bench = make(max_batches_in_flight=1, spins=spins)
     bench.library.fake_hang(1)
     first = bench.call(rows(0))
     calls = [(rows(seed, 2), bench.call(rows(seed, 2))) for seed in range(1, 6)]
@@ -125,8 +126,9 @@ async def test_layers_of_a_call_follow_each_other_and_are_answered_in_order(make
     assert bench.slab.used_bytes == 0
 
 
-async def test_deadlines_and_ages_end_what_waits_and_nothing_else(make: Make) -> None:
-    bench = make(max_batches_in_flight=1, age=0.1)
+@pytest.mark.parametrize("spins", [False, True])
+async def test_deadlines_and_ages_end_what_waits_and_nothing_else(make: Make, spins: bool) -> None:
+    bench = make(max_batches_in_flight=1, age=0.1, spins=spins)
     bench.library.fake_hang(1)
     first = bench.call(rows(0))
     late = bench.call(rows(1), deadline=bench.clock() + 0.02)
@@ -178,8 +180,9 @@ async def test_what_is_taken_back_never_runs(make: Make) -> None:
     assert bench.library.fake_row_gathers() == 1
 
 
-async def test_many_clients_that_come_and_go_are_never_mixed_up(make: Make) -> None:
-    bench = make(max_batch_rows=16)
+@pytest.mark.parametrize("spins", [False, True])
+async def test_many_clients_that_come_and_go_are_never_mixed_up(make: Make, spins: bool) -> None:
+    bench = make(max_batch_rows=16, spins=spins)
     answered = 0
 
     async def client(number: int) -> None:
