@@ -4,6 +4,7 @@ A completion is a plain tuple. The event loop's thread alone calls this. Knows n
 caller.
 """
 
+import contextlib
 import ctypes
 import os
 import struct
@@ -76,10 +77,8 @@ class NativeDispatch:
 
     def ended(self) -> Iterator[Ended]:
         """Yield what has ended since, in order."""
-        try:
+        with contextlib.suppress(BlockingIOError):  # told and not looked, or looked and not told
             os.read(self.done_fd, 8)
-        except BlockingIOError:
-            pass  # told and not looked, or looked and not told
         count = TAKEN_AT_ONCE
         while count == TAKEN_AT_ONCE:
             count = self._library.ql_dispatch_drain(self._handle, self._buffer, TAKEN_AT_ONCE)
