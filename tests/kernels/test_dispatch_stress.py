@@ -1,4 +1,4 @@
-"""The native dispatcher alone, under a random front end and sanitizers: tests/csrc says what holds."""
+"""The native dispatcher alone, under a random front end and sanitizers."""
 
 import subprocess
 from pathlib import Path
