@@ -51,11 +51,13 @@ class Part:
         seed: of all that is drawn.
         calls: to be sent, about.
         folder: for models and logs.
+        library: of a GPU that is none, to serve on; None: the CPU.
     """
 
     seed: int
     calls: int
     folder: Path
+    library: Path | None = None
     problems: list[str] = field(default_factory=list)
     notes: dict[str, Any] = field(default_factory=dict)
 
@@ -67,7 +69,7 @@ class Part:
             write_models(self.models, layers)
         self.is_invariant = self.seed % 2 == 0
         flags = ("--batch-invariant",) if self.is_invariant else ()
-        self.server = Server(self.models, self.folder, 1000 * self.seed, flags)
+        self.server = Server(self.models, self.folder, 1000 * self.seed, flags, self.library)
         self.ledger = Ledger(self.server.how_away)
         self.truth = Truth(layers, self.seed)
 

@@ -26,7 +26,31 @@ struct Fake {
 
 std::atomic<bool> hangs{false};  // no batch ends
 
+// Of chaos runs: rows whose first element is `poison` fail always, batches of several calls now and
+// then, and batches take long now and then.
+struct Chaos {
+  float poison = 0;
+  int failures = 0, pauses = 0;  // of a thousand
+  std::atomic<uint32_t> draws{0};
+
+  bool happens(int of_a_thousand) {
+    const uint32_t drawn = (draws.fetch_add(1) + 1) * 2654435761u;
+    return static_cast<int>((drawn >> 8) % 1000) < of_a_thousand;
+  }
+} chaos;
+
 int64_t item_bytes(int dtype) { return dtype == QL_F32 ? 4 : 2; }
+
+bool holds_poison(const ql_cuda_rows& x) {
+  if (chaos.poison == 0) return false;
+  for (int64_t i = 0; i < x.parts_count; ++i) {
+    for (int64_t row = 0; row < x.parts[i].count; ++row) {
+      const float first = half::load_float(x.parts[i].rows, row * x.columns, x.host_dtype);
+      if (first == chaos.poison) return true;
+    }
+  }
+  return false;
+}
 
 // Copies rows either way, item by item: permuted and rounded on the way to the device.
 int move_rows(const ql_cuda_rows& rows, bool to_host) {
@@ -55,6 +79,12 @@ extern "C" {
 void fake_rows_reset(void) { fake = Fake{}; }
 void fake_fail_registers(int count) { fake.failing_registers = count; }
 void fake_fail_scatters(int count) { fake.failing_scatters = count; }
+void fake_chaos(int seed, float poison, int failures, int pauses) {
+  chaos.draws = static_cast<uint32_t>(seed);
+  chaos.poison = poison;
+  chaos.failures = failures;
+  chaos.pauses = pauses;
+}
 void fake_fail_waits(int count) { fake.failing_waits = count; }
 void fake_hang(int on) { hangs = on != 0; }
 void fake_pend(int waits) { fake.pending_waits = waits; }
@@ -96,6 +126,8 @@ int ql_cuda_scatter_rows(const ql_cuda_rows* rows, const ql_cuda_launch*) {
 
 int ql_cuda_run_batch(const ql_cuda_batch* batch) {
   fake.last = *batch;
+  if (holds_poison(batch->x)) return QL_CUDA_ERROR;
+  if (batch->x.parts_count > 1 && chaos.happens(chaos.failures)) return QL_CUDA_ERROR;
   const ql_cuda_rows &x = batch->x, &y = batch->y;
   int status = QL_OK;
   if (batch->x_host == nullptr) {
@@ -114,6 +146,7 @@ int ql_cuda_run_batch(const ql_cuda_batch* batch) {
 
 int ql_cuda_wait_batch(const ql_cuda_batch*, int64_t nanoseconds, int32_t* done, int64_t* took) {
   *done = 0;
+  if (nanoseconds < 0 && chaos.happens(chaos.pauses)) usleep(20'000);
   while (hangs && nanoseconds < 0) usleep(1000);
   if (hangs) return QL_OK;
   if (fake.failing_waits > 0) {

@@ -5,20 +5,18 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from fake_cuda import HostEvent, HostKernels, HostStream, build_fake, pretend
+from fake_cuda import HostKernels, HostStream, build_fake, pretend_streams
 from random_layers import random_layer, unquantized_layer
 
 from qlinear_service.batching import Batch, BatchKey, Part, WorkItem
 from qlinear_service.dtypes import DType
 from qlinear_service.errors import EngineLost
-from qlinear_service.gpu import probe, streams
 from qlinear_service.gpu.engine import GpuEngine
 from qlinear_service.gpu.streams import SHORTEST_NANOSECONDS, CudaStreams, Times
 from qlinear_service.kernels.packing import pack
@@ -28,32 +26,6 @@ from qlinear_service.slots import Slab
 LAYERS = [pack(random_layer(n=24, k=40, group_size=32, permuted=p)) for p in (False, True)]
 
 
-class Event(HostEvent):
-    """An event at a time that it is told."""
-
-    def __init__(self, **options: bool) -> None:
-        super().__init__()
-        self.options = options
-        self.milliseconds = 0.0
-
-    def synchronize(self) -> None:
-        pass
-
-    def elapsed_time(self, after: "Event") -> float:
-        return after.milliseconds - self.milliseconds
-
-
-class Stream(HostStream):
-    """A stream that remembers for what it was told to wait."""
-
-    def __init__(self, device: object = None) -> None:
-        super().__init__(device)
-        self.waited: list[object] = []
-
-    def wait_event(self, event: object) -> None:
-        self.waited.append(event)
-
-
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_fake(tmp_path_factory.mktemp("fake"))
@@ -61,21 +33,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch, library: Path) -> Iterator[HostKernels]:
-    host = pretend(monkeypatch)
-    cuda = SimpleNamespace(
-        Event=Event, Stream=Stream, stream=host.stream, current_stream=host.current_stream
-    )
-    real = torch
-
-    class Torch:
-        def __getattr__(self, name: str) -> object:
-            return cuda if name == "cuda" else getattr(real, name)
-
-    for module in (streams, probe):
-        monkeypatch.setattr(module, "torch", Torch())
-    monkeypatch.setattr(
-        CudaStreams, "host_memory", lambda self, nbytes: torch.empty(nbytes, dtype=torch.uint8)
-    )
+    pretend_streams(monkeypatch)
     made = HostKernels(library)
     made.library.fake_reset()
     yield made

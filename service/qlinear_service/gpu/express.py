@@ -21,7 +21,7 @@ from qlinear_service.layers import QuantizedLinear
 
 __all__ = ["Course", "Express", "Trip", "event_handle", "row_stride"]
 
-MOST_PREPARED = 512
+MOST_PREPARED = 128
 """Kinds of batches that a stage remembers; then it forgets all of them."""
 
 ROW_ALIGN = 8
