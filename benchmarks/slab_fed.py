@@ -3,9 +3,9 @@
 One layer, one row a request. Capacity is that of the measured cost curve: the sweet spot over its
 cost. Also what a lone request takes beyond its kernel, from its row in the slab to its result.
 On a CPU requests come from this very process and thread. On a GPU the server's dispatcher is fed by
-a native thread (slab_native.py), each of --stages in turn, and by Python for the lone request; each
-spins, and wants a core for itself. First come both ways across the bus for batches of 1 to 1024
-rows, of each of --shapes.
+a native thread (slab_native.py), each of --variants in turn, and by Python for the lone request;
+each spins, and wants a core for itself. First come both ways across the bus for batches of 1 to
+1024 rows, of each of --shapes.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from figures import console, machine, print_facts, write_json
 from processes import Others
-from slab_native import measure_native
+from slab_native import STANDARD, Variant, measure_native
 from slab_place import layer_of, load, place_of
 from slab_report import print_loads, print_native, print_ways
 from slab_ways import ROWS, compare
@@ -30,7 +30,6 @@ from qlinear_service.config import KernelConfig, LimitsConfig, ServiceConfig
 from qlinear_service.dtypes import DType
 from qlinear_service.engine import WorkerThread
 from qlinear_service.errors import Overloaded
-from qlinear_service.gpu import direct
 from qlinear_service.loaded import Loaded
 from qlinear_service.process import collect_rarely
 from qlinear_service.results import Answer
@@ -188,7 +187,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seconds", type=float, default=3.0, help="of each load [3]")
     made.add_argument("--loads", type=float, nargs="+", default=LOADS, help="x capacity")
     made.add_argument(
-        "--stages", type=int, nargs="+", default=(direct.STAGES,), help="of a GPU [%(default)s]"
+        "--variants",
+        type=Variant.read,
+        nargs="+",
+        default=(STANDARD,),
+        metavar="STAGES[:SPARE[:urgent]]",
+        help="of a GPU: batches in flight, multiprocessors left to kernels that move rows, and "
+        "whether those go first [as the server]",
     )
     made.add_argument(
         "--shapes",
@@ -220,7 +225,7 @@ def main() -> None:
     loaded = load(place, args.device, args.k, args.n)
     if has_gpu:
         report["native"] = [
-            measure_native(loaded, args.loads, args.seconds, stages) for stages in args.stages
+            measure_native(loaded, args.loads, args.seconds, variant) for variant in args.variants
         ]
     loads = () if has_gpu else args.loads
     report["slab"].append(asyncio.run(measure(loaded, loads, args.seconds)))

@@ -5,11 +5,12 @@ completions is not: feeder.cpp, compiled here, in a thread of its own.
 """
 
 import ctypes
+import dataclasses
 import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,6 +32,32 @@ MOST_SLOTS = 8192
 """Calls that wait or run; beyond it the producer refuses them, as the slab is its to give."""
 LONE_SECONDS = 0.5
 LONE_GAPS = {"at once": 0.0, "after 1 ms": 1e-3}
+
+
+class Variant(NamedTuple):
+    """One way of having batches in flight."""
+
+    stages: int
+    spare: int = 0
+    """Multiprocessors that products leave alone."""
+    urgent_rows: bool = False
+    """Kernels that move rows go first."""
+
+    @classmethod
+    def read(cls, text: str) -> "Variant":
+        """Return what "STAGES", "STAGES:SPARE" or "STAGES:SPARE:urgent" says."""
+        stages, _, more = text.partition(":")
+        spare, _, urgent = more.partition(":")
+        if urgent not in ("", "urgent"):
+            raise ValueError(text)
+        return cls(int(stages), int(spare or 0), urgent == "urgent")
+
+    def __str__(self) -> str:
+        return f"{self.stages}:{self.spare}" + ":urgent" * self.urgent_rows
+
+
+STANDARD = Variant(direct.STAGES)
+"""What the server does."""
 
 
 class FeedOptions(ctypes.Structure):
@@ -73,7 +100,7 @@ class NativeFeed:
     Args:
         loaded: one layer on a GPU, and its curve.
         folder: for what is compiled.
-        stages: batches in flight.
+        variant: of the dispatcher.
         most_slots: calls that may wait or run.
     """
 
@@ -82,10 +109,14 @@ class NativeFeed:
         loaded: Loaded,
         folder: Path,
         *,
-        stages: int = direct.STAGES,
+        variant: Variant = STANDARD,
         most_slots: int = MOST_SLOTS,
     ) -> None:
         assert isinstance(loaded.gpu, CudaStreams), "a GPU"
+        if variant.urgent_rows:
+            streams = CudaStreams(loaded.gpu.kernels, urgent_rows=True)
+            loaded = dataclasses.replace(loaded, gpu=streams)
+        assert isinstance(loaded.gpu, CudaStreams)
         self._feeder = build_feeder(folder)
         (self._layer,) = loaded.registry
         spec = self._layer.spec
@@ -106,7 +137,8 @@ class NativeFeed:
                 max_batch_rows=most_rows,
                 max_age_seconds=60,
             ),
-            most_running=stages,
+            most_running=variant.stages,
+            spare=variant.spare,
         )
         self._direct.teach(self._layer, DType.F16, DType.F16)
         self._gpu = loaded.gpu
@@ -208,20 +240,20 @@ class NativeFeed:
 
 
 def measure_native(
-    loaded: Loaded, loads: Sequence[float], seconds: float, stages: int
+    loaded: Loaded, loads: Sequence[float], seconds: float, variant: Variant = STANDARD
 ) -> dict[str, Any]:
-    """Return all figures of the dispatcher with so many batches in flight."""
+    """Return all figures of one variant of the dispatcher."""
     (curve,) = loaded.curves.values()
     capacity = curve.capacity_rows_per_second
     with tempfile.TemporaryDirectory() as folder:
-        feed = NativeFeed(loaded, Path(folder), stages=stages)
+        feed = NativeFeed(loaded, Path(folder), variant=variant)
         try:
             lone = feed.lone()
             offered = [{"load": load, **feed.offer(load * capacity, seconds)} for load in loads]
         finally:
             feed.close()
     return {
-        "stages": stages,
+        "variant": str(variant),
         "sweet_spot_rows": curve.sweet_spot_rows,
         "capacity_rows_per_second": capacity,
         "costs": dict(zip(curve.rows, curve.costs, strict=True)),

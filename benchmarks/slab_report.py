@@ -65,7 +65,7 @@ def print_native(out: Console, where: str, found: dict[str, Any]) -> None:
         for name, one in lone.items()
     )
     title = (
-        f"{where}, native, {found['stages']} stages: sweet spot {sweet} rows, capacity "
+        f"{where}, native, stages:spare {found['variant']}: sweet spot {sweet} rows, capacity "
         f"{capacity:,.0f} rows/s; a lone request {lines}"
     )
     rows = []

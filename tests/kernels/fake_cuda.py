@@ -30,7 +30,7 @@ class HostStream:
 
     made = 0
 
-    def __init__(self, device: object = None) -> None:
+    def __init__(self, device: object = None, priority: int = 0) -> None:
         HostStream.made += 1
         self.cuda_stream = HostStream.made
         self.fault: RuntimeError | None = None
@@ -126,8 +126,9 @@ class Event(HostEvent):
 class Stream(HostStream):
     """A stream that remembers for what it was told to wait."""
 
-    def __init__(self, device: object = None) -> None:
+    def __init__(self, device: object = None, priority: int = 0) -> None:
         super().__init__(device)
+        self.priority = priority
         self.waited: list[object] = []
 
     def wait_event(self, event: object) -> None:

@@ -1,5 +1,6 @@
 """The native producer of `bench slab`, on a library that pretends to be a GPU's."""
 
+import ctypes
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +13,13 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from dispatch_bench import PLAIN
 from fake_cuda import HostKernels, build_fake
 from rich.console import Console
-from slab_native import FeedResult, NativeFeed, measure_native
+from slab_native import FeedResult, NativeFeed, Variant, measure_native
 from slab_report import print_native
 from test_cuda_streams import kernels  # noqa: F401 - a fixture
 
 from qlinear_service.cost import CostCurve, Steps
 from qlinear_service.gpu.streams import CudaStreams
+from qlinear_service.kernels.cuda_abi import CudaBatch
 from qlinear_service.kernels.torch_kernels import TorchKernels
 from qlinear_service.layers import LayerRegistry
 from qlinear_service.loaded import Loaded
@@ -83,7 +85,7 @@ def test_what_comes_back_is_an_error_of_the_benchmark(
 
 
 def test_the_figures_stand_beside_their_targets(loaded: Loaded, capsys: object) -> None:
-    found = measure_native(loaded, (0.01, 1.0, 2.0), 0.05, stages=2)
+    found = measure_native(loaded, (0.01, 1.0, 2.0), 0.05, Variant(2))
     assert found["capacity_rows_per_second"] == 8000
     assert [row["load"] for row in found["loads"]] == [0.01, 1.0, 2.0]
     assert set(found["lone"]) == {"at once", "after 1 ms"}
@@ -92,4 +94,22 @@ def test_the_figures_stand_beside_their_targets(loaded: Loaded, capsys: object) 
     text = console.export_text()
     assert "within 20 %" in text
     assert "0.8 x capacity" in text
-    assert "2 stages: sweet spot 8 rows, capacity 8,000 rows/s" in text
+    assert "stages:spare 2:0: sweet spot 8 rows, capacity 8,000 rows/s" in text
+
+
+def test_variants_are_read_as_they_are_shown(feed: NativeFeed) -> None:
+    for text in ("3:0", "4:8", "3:16:urgent"):
+        assert str(Variant.read(text)) == text
+    assert Variant.read("5") == Variant(5)
+
+
+def test_products_leave_multiprocessors_alone_and_rows_may_go_first(
+    loaded: Loaded, tmp_path: Path
+) -> None:
+    made = NativeFeed(loaded, tmp_path, variant=Variant(2, 8, True), most_slots=8)
+    made.run(rate=0, seconds=0.02)
+    batch = CudaBatch()
+    made._gpu.kernels.library.fake_last_batch(ctypes.byref(batch))
+    assert batch.launch.plan[0].ctas == made._gpu.kernels.info.sm_count - 8
+    assert [stream.priority for stream in made._gpu.in_order] == [-1, 0, -1]
+    made.close()

@@ -52,6 +52,8 @@ class DirectEngine:
         slab: where activations lie.
         limits: of the dispatcher's queue.
         most_running: batches that may be with the GPU at a time.
+        spare: multiprocessors that products leave to the kernels that move rows, which otherwise
+            wait for the end of one. Not in batch-invariant mode: it would change bits.
 
     Raises:
         BuildError: the library has no dispatcher.
@@ -67,8 +69,10 @@ class DirectEngine:
         slab: Slab,
         limits: QueueLimits,
         most_running: int,
+        spare: int = 0,
     ) -> None:
         self._engine, self._streams = engine, streams
+        self._spare = 0 if streams.kernels.batch_invariant else spare
         self._recovery: WorkerThread | None = None
         self._direct = {
             layer.spec.name: layer
@@ -216,5 +220,5 @@ class DirectEngine:
             return
         self._taught.add(key)
         multiplied = layer.spec.compute_dtype if x_dtype is DType.F32 else x_dtype
-        plan = self._streams.kernels.plan(layer, rows, multiplied, y_dtype)
+        plan = self._streams.kernels.plan(layer, rows, multiplied, y_dtype, spare=self._spare)
         self.native.plan(form, x_dtype, y_dtype, rows, plan)

@@ -120,12 +120,16 @@ class CudaStreams:
 
     Args:
         kernels: on that GPU.
+        urgent_rows: kernels that move rows go before products that have not begun.
     """
 
-    def __init__(self, kernels: CudaKernels) -> None:
+    def __init__(self, kernels: CudaKernels, *, urgent_rows: bool = False) -> None:
         self.kernels = kernels
         self.device = kernels.device
-        self._in, self._compute, self._out = (_stream(self.device) for _ in range(3))
+        self._in, self._compute, self._out = (
+            _stream(self.device, priority=-1 if urgent_rows and is_rows else 0)
+            for is_rows in (True, False, True)
+        )
         self.in_order = (self._in, self._compute, self._out)
         """The streams for rows in, products and rows out."""
         kernels.prepare(self._compute)
@@ -257,8 +261,8 @@ class CudaStreams:
         return EngineLost(f"{self.device} is lost: {error}") if lost else error
 
 
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+def _stream(device: torch.device, *, priority: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
 
 
 def _event(*, blocking: bool = False) -> torch.cuda.Event:
