@@ -66,6 +66,7 @@ struct Held {
   bool has_ended;      // it has its answer, of whatever kind
   int parts_on_host;
   bool has_last_word;
+  bool fits;  // its result may lie in its slot
 };
 
 class FrontEnd {
@@ -125,7 +126,7 @@ class FrontEnd {
       for (int32_t row = 0; row < rows; ++row) {
         rows_of(item.slot)[row] = item.sequence * 1000 + static_cast<uint64_t>(row);
       }
-      held_[item.sequence] = {item.slot, rows, false, false, 0, false};
+      held_[item.sequence] = {item.slot, rows, false, false, 0, false, count == 1};
       rows_in_ += rows;
     }
     ql_dispatch_submit(dispatch_, items.data(), count);
@@ -167,6 +168,7 @@ class FrontEnd {
     if (ended.kind == QL_ITEM_DONE) {
       --left_;
       ++done_;
+      require(held.fits, "no result lies where others still read");
       for (int32_t row = 0; row < held.rows; ++row) {
         const uint64_t x = ended.sequence * 1000 + static_cast<uint64_t>(row);
         require(rows_of(held.slot)[row] == ~x, "each has its own result");

@@ -6,6 +6,7 @@ One clock for both, handed in. Whatever the one answers to any question the othe
 import ctypes
 import random
 import struct
+import subprocess
 from collections.abc import Sequence
 
 import pytest
@@ -15,11 +16,10 @@ from qlinear_service.cost import TILE_EDGES, CostCurve, Steps
 from qlinear_service.dispatch.abi import Descriptor, ItemPart, declared, limits_of
 from qlinear_service.dtypes import DType
 from qlinear_service.errors import DeadlineExceeded
-from qlinear_service.kernels import build
+from qlinear_service.kernels.ninja import SOURCE_ROOT, find_compiler
 from qlinear_service.scheduling import Pace, pace_of
 from qlinear_service.slots import Slot
 
-LIBRARY = declared(ctypes.CDLL(str(build.build_cpu_library(build.default_cache_dir()))))
 LAYERS = ("a", "b", "c", "d")
 MOST_ROWS = 64
 CAPACITY = 4096
@@ -35,10 +35,25 @@ def pace(draw: random.Random) -> Pace:
     return pace_of(CostCurve(steps=steps), MOST_ROWS, batch_seconds=draw.choice([1e-6, 1e-4]))
 
 
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The queue alone: it needs neither kernels nor threads."""
+    built = tmp_path_factory.mktemp("queue") / "libqueue.so"
+    names = ("pace", "shares", "waiting", "queue", "queue_entries")
+    flags = ("-std=c++17", "-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror")
+    sources = [str(SOURCE_ROOT / f"dispatch/{name}.cpp") for name in names]
+    words = [find_compiler(), *flags, f"-I{SOURCE_ROOT}", *sources, "-o", str(built)]
+    subprocess.run(words, check=True)
+    return declared(ctypes.CDLL(str(built)))
+
+
 class Both:
     """The two queues side by side."""
 
-    def __init__(self, draw: random.Random, *, wait: float = 0.0, age: float = 1.0) -> None:
+    def __init__(
+        self, library: ctypes.CDLL, draw: random.Random, *, wait: float = 0.0, age: float = 1.0
+    ) -> None:
+        self.library = library
         self.draw, self.now, self.sequence = draw, 1000.0, 0
         paces = {name: pace(draw) for name in LAYERS if draw.random() < 0.8}
         self.python = WorkQueue(
@@ -51,7 +66,7 @@ class Both:
         limits = limits_of(
             LAYERS, paces, max_batch_rows=MOST_ROWS, max_age_seconds=age, max_wait_seconds=wait
         )
-        self.native = LIBRARY.ql_queue_new(limits)
+        self.native = self.library.ql_queue_new(limits)
         self.items: dict[int, WorkItem] = {}
         self.parts = (ItemPart * CAPACITY)()
 
@@ -76,14 +91,14 @@ class Both:
                 priority, x_dtype, DType.F16, 0,
             )  # fmt: skip
         expiry = self.python.admit(items)
-        assert LIBRARY.ql_queue_admit(self.native, packed, len(items)) == expiry
+        assert self.library.ql_queue_admit(self.native, packed, len(items)) == expiry
 
     def taken(self, count: int) -> Parts:
         return [(part.sequence, part.start, part.rows) for part in self.parts[:count]]
 
     def take(self) -> Parts:
         batch = self.python.take(self.now)
-        count = LIBRARY.ql_queue_take(self.native, self.now, CAPACITY, self.parts)
+        count = self.library.ql_queue_take(self.native, self.now, CAPACITY, self.parts)
         expected = (
             [] if batch is None else [(p.item.sequence, p.start, p.rows) for p in batch.parts]
         )
@@ -98,7 +113,7 @@ class Both:
         items = self.draw.sample(chosen, min(len(chosen), self.draw.randint(1, 4)))
         batch = self.python.take_together(items)
         sequences = (ctypes.c_uint64 * len(items))(*(item.sequence for item in items))
-        count = LIBRARY.ql_queue_take_together(self.native, sequences, len(items), self.parts)
+        count = self.library.ql_queue_take_together(self.native, sequences, len(items), self.parts)
         expected = (
             [] if batch is None else [(p.item.sequence, p.start, p.rows) for p in batch.parts]
         )
@@ -107,7 +122,7 @@ class Both:
     def expire(self) -> None:
         gone = (ctypes.c_uint64 * CAPACITY)()
         late = (ctypes.c_uint8 * CAPACITY)()
-        count = LIBRARY.ql_queue_expire(self.native, self.now, CAPACITY, gone, late)
+        count = self.library.ql_queue_expire(self.native, self.now, CAPACITY, gone, late)
         expected = [
             (dropped.item.sequence, isinstance(dropped.error, DeadlineExceeded))
             for dropped in self.python.expire(self.now)
@@ -116,18 +131,18 @@ class Both:
 
     def cancel(self) -> None:
         item = self.draw.choice(list(self.items.values()))
-        begun = LIBRARY.ql_queue_has_begun(self.native, item.sequence)
+        begun = self.library.ql_queue_has_begun(self.native, item.sequence)
         assert bool(begun) == self.python.has_begun(item)
         self.python.cancel(item)
-        LIBRARY.ql_queue_cancel(self.native, item.sequence)
+        self.library.ql_queue_cancel(self.native, item.sequence)
 
     def compare(self) -> None:
-        assert LIBRARY.ql_queue_rows(self.native) == self.python.rows
+        assert self.library.ql_queue_rows(self.native) == self.python.rows
         expiry = self.python.next_expiry()
-        found = LIBRARY.ql_queue_next_expiry(self.native)
+        found = self.library.ql_queue_next_expiry(self.native)
         assert found == (float("inf") if expiry is None else expiry)
         if self.python.rows:
-            wait_end = LIBRARY.ql_queue_wait_end(self.native, self.now)
+            wait_end = self.library.ql_queue_wait_end(self.native, self.now)
             assert wait_end == self.python.wait_end(self.now)
 
     def step(self, clients: int) -> None:
@@ -155,15 +170,15 @@ class Both:
         self.compare()
 
     def close(self) -> None:
-        LIBRARY.ql_queue_free(self.native)
+        self.library.ql_queue_free(self.native)
 
 
 @pytest.mark.parametrize("clients", [1, 5, 600])
 @pytest.mark.parametrize("wait", [0.0, 2e-4])
 @pytest.mark.parametrize("seed", range(6))
-def test_both_decide_the_same(clients: int, wait: float, seed: int) -> None:
+def test_both_decide_the_same(library: ctypes.CDLL, clients: int, wait: float, seed: int) -> None:
     draw = random.Random(f"{clients} {wait} {seed}")
-    both = Both(draw, wait=wait, age=draw.choice([0.05, 1.0, 30.0]))
+    both = Both(library, draw, wait=wait, age=draw.choice([0.05, 1.0, 30.0]))
     for _ in range(2500):
         both.step(clients)
     while both.take():
@@ -171,10 +186,12 @@ def test_both_decide_the_same(clients: int, wait: float, seed: int) -> None:
     both.close()
 
 
-def test_long_queues_of_greedy_clients_are_drained_in_the_same_order() -> None:
+def test_long_queues_of_greedy_clients_are_drained_in_the_same_order(
+    library: ctypes.CDLL,
+) -> None:
     """Thousands wait, so places are ranked, forgotten and ranked again."""
     draw = random.Random(7)
-    both = Both(draw, age=30.0)
+    both = Both(library, draw, age=30.0)
     for number in range(4000):
         both.admit(
             [LAYERS[number % 3]],

@@ -21,6 +21,7 @@ __all__ = [
     "Flag",
     "ItemPart",
     "Kind",
+    "PaceStruct",
     "QueueLimits",
     "declared",
     "dispatching",

@@ -21,6 +21,7 @@ from qlinear_service.gpu.stages import TABLE_BYTES
 from qlinear_service.gpu.streams import SHORTEST_NANOSECONDS, CudaStreams
 from qlinear_service.gpu.ways import TABLE_ROWS
 from qlinear_service.kernels.abi import LinearParams
+from qlinear_service.kernels.cuda_abi import CudaDevice, CudaPlan
 from qlinear_service.layers import QuantizedLinear
 from qlinear_service.results import BatchResult
 from qlinear_service.slots import Slab
@@ -220,5 +221,20 @@ class DirectEngine:
             return
         self._taught.add(key)
         multiplied = layer.spec.compute_dtype if x_dtype is DType.F32 else x_dtype
-        plan = self._streams.kernels.plan(layer, rows, multiplied, y_dtype, spare=self._spare)
+        plan = self._streams.kernels.plan(layer, rows, multiplied, y_dtype)
+        if self._spare:
+            self._leave_room(layer, rows, multiplied, y_dtype, plan)
         self.native.plan(form, x_dtype, y_dtype, rows, plan)
+
+    def _leave_room(
+        self, layer: QuantizedLinear, rows: int, x_dtype: DType, y_dtype: DType, plan: CudaPlan
+    ) -> None:
+        """Make `plan` the planner's for fewer multiprocessors than there are."""
+        kernels = self._streams.kernels
+        params = LinearParams.from_buffer_copy(kernels.known.of(layer, kernels.device).params)
+        params.m, params.x_dtype, params.y_dtype = rows, x_dtype, y_dtype
+        params.x_row_stride, params.y_row_stride = params.k, params.n
+        fewer = CudaDevice.from_buffer_copy(kernels.info)
+        fewer.sm_count -= self._spare
+        status = kernels.library.ql_cuda_plan_linear(params, fewer, kernels.runtime.flags, plan)
+        kernels.runtime.check(status, f"plan m={rows} {layer.spec.shape}")

@@ -12,7 +12,7 @@ import torch
 
 from qlinear_service.dtypes import DType
 from qlinear_service.kernels.abi import GatherParams, LinearParams
-from qlinear_service.kernels.cuda_abi import CudaDevice, CudaFlag, CudaPlan, Status
+from qlinear_service.kernels.cuda_abi import CudaFlag, CudaPlan, Status
 from qlinear_service.kernels.cuda_reads import Reads
 from qlinear_service.kernels.cuda_runtime import CudaRuntime, DeviceLost, Events, named
 from qlinear_service.kernels.known_layers import KnownLayers
@@ -110,40 +110,23 @@ class CudaKernels:
         return tuple(rows_of.values())
 
     def plan(
-        self,
-        layer: QuantizedLinear,
-        rows: int,
-        x_dtype: DType,
-        output_dtype: DType,
-        *,
-        spare: int = 0,
+        self, layer: QuantizedLinear, rows: int, x_dtype: DType, output_dtype: DType
     ) -> CudaPlan:
-        """Return how `linear` cuts such a product; launches nothing.
-
-        With `spare` multiprocessors left alone: the planner's own then, as none such was measured.
-        """
+        """Return how `linear` cuts such a product; launches nothing."""
         params = LinearParams.from_buffer_copy(self._params_of(layer))
-        return self._plan(params, rows, x_dtype, output_dtype, spare)
+        return self._plan(params, rows, x_dtype, output_dtype)
 
     def _plan(
-        self,
-        params: LinearParams,
-        rows: int,
-        x_dtype: DType,
-        output_dtype: DType,
-        spare: int = 0,
+        self, params: LinearParams, rows: int, x_dtype: DType, output_dtype: DType
     ) -> CudaPlan:
         params.m, params.x_dtype, params.y_dtype = rows, x_dtype, output_dtype
         params.x_row_stride, params.y_row_stride = params.k, params.n
         plans = self._tuned.of(params)
-        tuned = None if plans is None or spare else plans.plan(params)
+        tuned = None if plans is None else plans.plan(params)
         if tuned is not None:
             return CudaPlan.from_buffer_copy(tuned)
-        plan, info = CudaPlan(), self.info
-        if spare:
-            info = CudaDevice.from_buffer_copy(info)
-            info.sm_count -= spare
-        status = self.library.ql_cuda_plan_linear(params, info, self.runtime.flags, plan)
+        plan = CudaPlan()
+        status = self.library.ql_cuda_plan_linear(params, self.info, self.runtime.flags, plan)
         operation = f"plan m={rows} n={params.n} k={params.k} bits={params.bits}"
         self.runtime.check(status, operation)
         return plan
