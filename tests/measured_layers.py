@@ -2,14 +2,14 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from qlinear_service.cost import CostCurve, Steps
-from qlinear_service.measured import Load
+from qlinear_service.measured import Load, MeasuredDevice
 from qlinear_service.metrics import Metrics
 from qlinear_service.roofline import Roofline
 
@@ -75,6 +75,7 @@ def metrics_of(
     telemetry: Mapping[tuple[str, ...], float] | None = None,
     tuned: Iterable[tuple[str, int, float]] = (),
     curves: Mapping[str, CostCurve] | None = None,
+    devices: Sequence[MeasuredDevice] = (),
 ) -> Metrics:
     """Return metrics that know these layers, and a queue with that many rows of each waiting."""
     metrics = Metrics(
@@ -90,11 +91,17 @@ def metrics_of(
         layers=map(Layer, specs),
         kernels="torch",
         load_seconds=0.5,
-        roofline=roofline,
         load=load,
         curves=curves,
-        telemetry=None if telemetry is None else lambda: telemetry,
-        tuned_bandwidths=tuned,
+        devices=devices
+        or [
+            MeasuredDevice(
+                name="cpu",
+                roofline=roofline,
+                telemetry=None if telemetry is None else lambda: telemetry,
+                tuned_bandwidths=tuple(tuned),
+            )
+        ],
     )
     return metrics
 

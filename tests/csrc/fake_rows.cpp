@@ -13,6 +13,7 @@ struct Fake {
   int failing_scatters = 0;
   int pending_waits = 0;  // so many waits end before the batch does
   int64_t gathers = 0, scatters = 0, copies = 0, registered = 0;
+  int registrations = 0;
   ql_cuda_batch last = {};
 } fake;
 
@@ -59,11 +60,12 @@ int ql_cuda_register(void*, int64_t bytes, int) {
     return QL_CUDA_ERROR;
   }
   fake.registered = bytes;
+  ++fake.registrations;
   return QL_OK;
 }
 
 int ql_cuda_unregister(void*, int) {
-  fake.registered = 0;
+  if (--fake.registrations == 0) fake.registered = 0;
   return QL_OK;
 }
 

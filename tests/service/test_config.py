@@ -163,8 +163,8 @@ def test_a_group_names_the_value_and_the_rule() -> None:
     for device in ("cuda", "cuda:", "cuda:x", "cpu:0", ""):
         with pytest.raises(ConfigError, match="expected cpu or cuda:N"):
             KernelConfig(device=device)
-    assert KernelConfig(device="cuda:3").cuda_ordinal == 3
-    assert KernelConfig().cuda_ordinal is None
+    assert KernelConfig(device="cuda:3").cuda_ordinals == (3,)
+    assert KernelConfig().cuda_ordinals == ()
     with pytest.raises(ConfigError, match=r"torch_only: is true, .* for the CPU"):
         KernelConfig(device="cuda:0", torch_only=True)
 
