@@ -176,7 +176,7 @@ def test_the_device_that_is_lost_is_named(new_bench: Any) -> None:
 async def test_a_device_without_room_fails_that_batch_alone(new_bench: Any) -> None:
     """After that no device copies from host memory that another has let go of."""
     for full in (0, 1):
-        bench: Bench = new_bench(2, PINNED)
+        bench: Bench = new_bench(2, PINNED, stages=1, chained=0)
         await bench.check(UP, draw(0, 3))
         bench.gpus[full].memory_bytes = sum(bench.gpus[full].allocated)
         with pytest.raises(RuntimeError, match="out of memory"):
