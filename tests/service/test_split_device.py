@@ -183,7 +183,7 @@ async def test_a_device_without_room_fails_that_batch_alone(new_bench: Any) -> N
             await bench.engine.run(bench.batch(UP, draw(1, 8000)))
         bench.gpus[full].memory_bytes = 1 << 40
         for turn, rows in enumerate((3, 6000, 5, 9000, 1)):
-            await bench.check(UP, draw(turn, rows))
+            await bench.check(UP, draw(10 + turn, rows))
 
 
 def test_stages_of_all_devices_copy_from_the_same_memory(new_bench: Any) -> None:
