@@ -79,6 +79,15 @@ async def test_each_device_holds_its_features_only(new_bench: Any) -> None:
     assert len(bench.split.parts_of(bench.registry.resolve(PLAIN))) == 1, "torch's sums"
 
 
+def test_layers_that_stay_whole_lie_on_all_devices() -> None:
+    spec = random_layer(n=100, k=64, group_size=32).spec
+    found = []
+    for number in range(300):
+        whole = replaced(spec, bits=16, module=f"model.layers.{number}.down_proj")
+        found.append([end > begin for begin, end in ranges(whole, 3)].index(True))
+    assert all(found.count(place) > 60 for place in range(3))
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
 def test_features_are_shared_out_evenly_at_multiples_of_64(count: int) -> None:
     for n in (1, 24, 63, 64, 65, 128, 200, 257, 1000, 28672):

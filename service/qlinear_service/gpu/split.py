@@ -7,9 +7,9 @@ another device may still read. Layers that are not quantized stay whole, on one 
 would add up their sums in another order for another number of features.
 """
 
+import hashlib
 import itertools
 import time
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -43,10 +43,12 @@ class Part(NamedTuple):
 def ranges(spec: LayerSpec, count: int) -> list[tuple[int, int]]:
     """Return the output features of each of `count` devices, begin to end; they may be none.
 
-    Cuts are at multiples of 64, to which features are padded, and as even as those allow.
+    Cuts are at multiples of 64, to which features are padded, and as even as those allow. A layer
+    that is not quantized is whole on one device, which its name decides.
     """
     if not spec.quantized:
-        chosen = zlib.crc32(spec.name.encode()) % count
+        digest = hashlib.blake2b(spec.name.encode(), digest_size=8).digest()
+        chosen = int.from_bytes(digest, "big") % count
         return [(0, spec.n if place == chosen else 0) for place in range(count)]
     blocks = spec.n_padded // layout.PAD_N
     cuts = [min(blocks * i // count * layout.PAD_N, spec.n) for i in range(count + 1)]
