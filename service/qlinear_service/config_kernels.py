@@ -47,8 +47,8 @@ class KernelConfig(Group):
     device_mode: str = option(
         SPLIT,
         "What several GPUs do: split, each holds a range of every layer's output features and "
-        "computes it for every batch; replicate, each holds all, and a batch goes to the one with "
-        "the fewest.",
+        "computes it for every batch; replicate, each holds all, and a batch goes to the one that "
+        "has the fewest.",
     )
     batch_invariant: bool = option(
         False, "No bit of a row's result depends on the other rows of its batch; may be slower."

@@ -31,7 +31,7 @@ from qlinear_service.metric_families import new_families
 ADAPTER = ROOT / "deploy/helm/adapter-rules.yaml"
 OWNED = {"host", "port", "metrics_port", "cache_dir", "cpu_threads"} | {
     *("device", "devices", "device_mode"),
-    *("max_queue_bytes", "drain_delay_seconds", "grace_seconds", "trace_endpoint")
+    *("max_queue_bytes", "drain_delay_seconds", "grace_seconds", "trace_endpoint"),
 }
 """Options that the chart sets itself, from values of other names."""
 
