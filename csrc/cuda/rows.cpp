@@ -1,11 +1,8 @@
 // The entries for rows in host memory: checks, the table of addresses, registration.
 #include "cuda/rows.h"
 
-#include <map>
-#include <mutex>
-#include <set>
-
 #include "cuda/host.h"
+#include "cuda/registered.h"
 
 namespace qlinear::cuda {
 namespace {
@@ -83,54 +80,17 @@ int on_device(int device, const char* operation, cudaError_t (*call)(void*, int6
   return check_cuda(call(memory, bytes), operation, 0, 0, bytes);
 }
 
-// CUDA registers memory once, for all devices: which of them have asked for what, by address.
-class Registered {
- public:
-  int add(void* memory, int64_t bytes, int device) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = areas_.find(memory);
-    const bool by_another = found != areas_.end() && found->second.bytes == bytes &&
-                            found->second.devices.count(device) == 0;
-    const auto call = by_another ? nothing : host_register;
-    const int status = on_device(device, "registering host memory", call, memory, bytes);
-    if (status != QL_OK) return status;
-    if (!by_another) areas_[memory] = {bytes, {}};
-    areas_[memory].devices.insert(device);
-    return QL_OK;
-  }
-
-  int remove(void* memory, int device) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = areas_.find(memory);
-    if (found != areas_.end()) {
-      if (found->second.devices.erase(device) == 0) return QL_BAD_DEVICE;
-      if (!found->second.devices.empty()) return QL_OK;
-      areas_.erase(found);
-    }
-    return on_device(device, "unregistering host memory", host_unregister, memory, 0);
-  }
-
- private:
-  struct Area {
-    int64_t bytes;
-    std::set<int> devices;
-  };
-
-  static cudaError_t nothing(void*, int64_t) { return cudaSuccess; }
-  static cudaError_t host_register(void* memory, int64_t bytes) {
-    return cudaHostRegister(memory, static_cast<size_t>(bytes),
-                            cudaHostRegisterPortable | cudaHostRegisterMapped);
-  }
-  static cudaError_t host_unregister(void* memory, int64_t) { return cudaHostUnregister(memory); }
-
-  std::mutex mutex_;
-  std::map<void*, Area> areas_;
-};
-
 Registered& registered() {
   static Registered all;
   return all;
 }
+
+cudaError_t host_register(void* memory, int64_t bytes) {
+  return cudaHostRegister(memory, static_cast<size_t>(bytes),
+                          cudaHostRegisterPortable | cudaHostRegisterMapped);
+}
+cudaError_t host_unregister(void* memory, int64_t) { return cudaHostUnregister(memory); }
+cudaError_t nothing(void*, int64_t) { return cudaSuccess; }
 
 }  // namespace
 }  // namespace qlinear::cuda
@@ -148,10 +108,17 @@ extern "C" int ql_cuda_inline_rows(void) { return qlinear::cuda::kInlineRows; }
 extern "C" int ql_cuda_register(void* memory, int64_t bytes, int device) {
   if (memory == nullptr) return QL_NULL_POINTER;
   if (bytes < 1) return QL_BAD_SHAPE;
-  return qlinear::cuda::registered().add(memory, bytes, device);
+  using namespace qlinear::cuda;
+  return registered().add(memory, bytes, device, [=](bool is_new) {
+    const auto call = is_new ? host_register : nothing;
+    return on_device(device, "registering host memory", call, memory, bytes);
+  });
 }
 
 extern "C" int ql_cuda_unregister(void* memory, int device) {
   if (memory == nullptr) return QL_NULL_POINTER;
-  return qlinear::cuda::registered().remove(memory, device);
+  using namespace qlinear::cuda;
+  return registered().remove(memory, device, [=] {
+    return on_device(device, "unregistering host memory", host_unregister, memory, 0);
+  });
 }

@@ -33,6 +33,7 @@ from qlinear_service.gpu.choice import Choice
 from qlinear_service.gpu.loading import GpuPlace
 from qlinear_service.gpu.places import GpuPlaces
 from qlinear_service.gpu.streams import CudaStreams
+from qlinear_service.kernels.cuda_abi import Status
 from qlinear_service.layers import QuantizedLinear
 from qlinear_service.loaded import Loaded
 from qlinear_service.roofline import Roofline
@@ -273,6 +274,29 @@ async def test_memory_is_let_go_of_when_all_have(gpus: HostKernels) -> None:
     gpus.library.fake_fail_registers(1)
     assert "registering" in made.device.admit(memory.data_ptr(), 4096)
     assert int(gpus.library.fake_registered()) == 0
+
+
+def test_who_has_registered_what_is_counted(gpus: HostKernels) -> None:
+    """By the code of the real library, csrc/cuda/registered.h."""
+    library, memory = gpus.library, torch.zeros(64, dtype=torch.uint8)  # noqa: F811
+    address = memory.data_ptr()
+
+    def statuses(*calls: tuple[str, int, int]) -> list[int]:
+        found = []
+        for what, nbytes, device in calls:
+            words = (address, nbytes, device) if what == "register" else (address, device)
+            found.append(int(getattr(library, f"ql_cuda_{what}")(*words)))
+        return found
+
+    assert statuses(("unregister", 0, 0)) == [Status.CUDA_ERROR], "nobody has it"
+    assert statuses(("register", 64, 0), ("register", 64, 1)) == [Status.OK, Status.OK]
+    assert statuses(("register", 64, 1)) == [Status.CUDA_ERROR], "twice"
+    assert statuses(("register", 32, 2)) == [Status.CUDA_ERROR], "another area"
+    assert statuses(("unregister", 0, 0), ("unregister", 0, 0)) == [Status.OK, Status.BAD_DEVICE]
+    assert int(library.fake_registered()) == 64, "one still has it"
+    assert statuses(("unregister", 0, 1), ("unregister", 0, 1)) == [Status.OK, Status.CUDA_ERROR]
+    assert int(library.fake_registered()) == 0
+    assert statuses(("register", 32, 1), ("unregister", 0, 1)) == [Status.OK, Status.OK]
 
 
 async def test_a_device_that_does_not_answer_ends_all(gpus: HostKernels, tmp_path: Path) -> None:
