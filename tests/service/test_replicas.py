@@ -12,14 +12,18 @@ from several_gpus import LAYERS, batch_of, cpu_kernels, draw
 
 from qlinear_service.batcher import Batcher
 from qlinear_service.batching import Batch, BatchKey, WorkItem, WorkQueue
+from qlinear_service.config import ServiceConfig
 from qlinear_service.dtypes import DType
-from qlinear_service.errors import EngineLost
+from qlinear_service.errors import EngineLost, OutOfDeviceMemory
 from qlinear_service.gpu.engine import GpuEngine
 from qlinear_service.gpu.replicas import ReplicaRunner
 from qlinear_service.gpu.ways import AUTO
+from qlinear_service.kernels.backends import TorchKernels
 from qlinear_service.layers import LayerRegistry
+from qlinear_service.loaded import Loaded, Replica
 from qlinear_service.measured import MeasuredDevice
 from qlinear_service.results import Answer, BatchResult, Outcome
+from qlinear_service.runners import new_runner
 from qlinear_service.slots import Slab
 
 NAMES = ("cuda:0", "cuda:1")
@@ -222,3 +226,26 @@ async def test_a_lost_device_ends_the_batches_of_all() -> None:
     with pytest.raises(EngineLost):
         await asyncio.wait_for(bench.task, 20)
     assert bench.runner.stop(5)
+
+
+def test_a_second_device_without_room_ends_what_the_first_has_begun() -> None:
+    gpus = {name: FakeGpu() for name in NAMES}
+    gpus["cuda:1"].memory_bytes = 1 << 20
+    registry = LayerRegistry(LAYERS.values())
+    loaded = Loaded(
+        registry=registry,
+        kernels=TorchKernels(),
+        gpu=gpus["cuda:0"],
+        replicas=tuple(Replica(name, gpu, registry) for name, gpu in gpus.items()),
+    )
+    slab = Slab(capacity_bytes=1 << 20, largest_bytes=1 << 16)
+    worker: Any = None
+    with pytest.raises(OutOfDeviceMemory, match="no room for the buffers of 2 batches"):
+        new_runner(loaded, ServiceConfig(), slab, worker)
+    assert gpus["cuda:0"].admitted == (0, 0), "kernels may write where no slab is any more"
+    gpus["cuda:1"].memory_bytes = 1 << 40
+    gpus["cuda:1"].allocated.clear()
+    runner = new_runner(loaded, ServiceConfig(), slab, worker)
+    assert isinstance(runner, ReplicaRunner)
+    assert runner.most_in_flight == 4
+    assert runner.stop(5)
