@@ -24,7 +24,7 @@ from test_cuda_streams import kernels, library  # noqa: F401 - fixtures
 from qlinear.v1 import linear_pb2 as pb
 from qlinear.v1 import linear_pb2_grpc as pb_grpc
 from qlinear_service import loading
-from qlinear_service.config import KernelConfig
+from qlinear_service.config import TRANSFERS, KernelConfig
 from qlinear_service.dtypes import DType
 from qlinear_service.errors import OutOfDeviceMemory, SelfTestError
 from qlinear_service.gpu import loading as gpu_loading
@@ -33,6 +33,7 @@ from qlinear_service.gpu.choice import Choice
 from qlinear_service.gpu.loading import GpuPlace
 from qlinear_service.gpu.places import GpuPlaces
 from qlinear_service.gpu.streams import CudaStreams
+from qlinear_service.gpu.ways import PINNED
 from qlinear_service.kernels.cuda_abi import Status
 from qlinear_service.layers import QuantizedLinear
 from qlinear_service.loaded import Loaded
@@ -93,9 +94,8 @@ def gpus(
 
 
 def config_of(mode: str, **more: Any) -> KernelConfig:
-    return KernelConfig(
-        devices="0,1", device="cuda:0", device_mode=mode, measure_seconds=0, cpu_threads=1, **more
-    )
+    options = {"measure_seconds": 0, "cpu_threads": 1, **more}
+    return KernelConfig(devices="0,1", device="cuda:0", device_mode=mode, **options)
 
 
 def load(folder: Path, mode: str, **more: Any) -> Loaded:
@@ -209,6 +209,21 @@ async def test_each_replica_has_its_own_metrics(gpus: HostKernels, tmp_path: Pat
         listed = await stub.ListLayers(pb.ListLayersRequest())
         assert {one.device for one in listed.layers} == {"cuda:0,cuda:1"}
     assert loaded.roofline == ROOFLINE, "a replica reads all of a layer"
+
+
+@pytest.mark.parametrize("transfers", TRANSFERS)
+def test_what_batches_cost_is_measured_on_all_that_compute_them(
+    gpus: HostKernels, tmp_path: Path, transfers: str
+) -> None:
+    more = {"transfers": transfers, "measure_seconds": 1, "cache_dir": tmp_path / "cache"}
+    loaded = load(tmp_path, "split", **more)
+    assert int(gpus.library.fake_row_scatters()) == 0, "another device may still read"
+    assert loaded.curves.keys() == {layer.spec.shape for layer in LAYERS.values()}
+    (kept,) = (tmp_path / "cache/curves").glob("*.json")
+    assert "split over 2" in kept.read_text()
+    load(tmp_path, "replicate", **more)
+    assert len(list((tmp_path / "cache/curves").glob("*.json"))) == 2, "those are others"
+    assert (int(gpus.library.fake_row_scatters()) > 0) == (transfers != PINNED)
 
 
 def test_a_split_reads_at_the_rate_of_all(gpus: HostKernels, tmp_path: Path) -> None:
