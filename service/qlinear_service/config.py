@@ -7,11 +7,19 @@ value came from. An owner is handed its own group and no other.
 from dataclasses import dataclass, field
 
 from qlinear_service.config_fields import Group, OptionError, option
-from qlinear_service.config_kernels import AUTO, SPLIT, TRANSFERS, UNQUANTIZED, KernelConfig
+from qlinear_service.config_kernels import (
+    AUTO,
+    DEVICE_MODES,
+    SPLIT,
+    TRANSFERS,
+    UNQUANTIZED,
+    KernelConfig,
+)
 from qlinear_service.config_tracing import TracingConfig
 
 __all__ = [
     "AUTO",
+    "DEVICE_MODES",
     "SMALLEST_SLOT_BYTES",
     "SPLIT",
     "TRANSFERS",

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).parent))
 
+import gpus_together
 from fake_cuda import HostKernels
 from several_gpus import LAYERS
 from test_cuda_streams import kernels, library  # noqa: F401 - fixtures
@@ -23,7 +25,7 @@ from two_gpus import (
     pretended_gpus,  # noqa: F401 - a fixture
 )
 
-from qlinear_service.config import TRANSFERS
+from qlinear_service.config import TRANSFERS, KernelConfig
 from qlinear_service.errors import OutOfDeviceMemory, SelfTestError
 from qlinear_service.gpu import loading as gpu_loading
 from qlinear_service.gpu import places
@@ -134,3 +136,23 @@ def test_who_has_registered_what_is_counted(gpus: HostKernels) -> None:
     assert statuses(("unregister", 0, 1), ("unregister", 0, 1)) == [Status.OK, Status.CUDA_ERROR]
     assert int(library.fake_registered()) == 0
     assert statuses(("register", 32, 1), ("unregister", 0, 1)) == [Status.OK, Status.OK]
+
+
+def test_the_benchmark_measures_every_way(gpus: HostKernels) -> None:
+    words = ["--shapes", "128x256", "--rows", "1", "16", "--seconds", "0.05"]
+    args = gpus_together.parser().parse_args(words)
+
+    def place_of(config: KernelConfig) -> Any:
+        kind = GpuPlaces if len(config.device_names) > 1 else HostPlace
+        return kind(config, threading.Event())
+
+    found = gpus_together.figures_of(args, place_of)
+    assert [(one["rows"], one["mode"]) for one in found] == [
+        (rows, mode) for rows in (1, 16) for mode in ("one", "split", "replicate")
+    ]
+    for one in found:
+        assert 0 < one["kernel_seconds"] < 1
+        assert 0 < one["batch_seconds"] < 1
+        assert one["rows_per_second"] == one["rows"] * one["batches_per_second"] > 0
+        assert gpus_together.row_of(one, found[0])[0].startswith("128x256 m=")
+    assert int(gpus.library.fake_registered()) == 0
