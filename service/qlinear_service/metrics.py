@@ -62,7 +62,11 @@ class Metrics(Collector):
         """All metrics by name, with their series."""
         self._full_names: dict[str | None, str] = {None: NO_LAYER}  # as calls write them -> full
         self._calls: dict[tuple[str, str | None, str], Number] = {}
-        self._answers: dict[tuple[str, str], Histogram] = {}
+        # Looked up once, as these are told of every call.
+        self._answers: dict[tuple[str, str], tuple[Number, Histogram]] = {}
+        self._copies: dict[str, Histogram] = {}
+        self._slots = self._copy("slot")
+        self._replies = self.families["qlinear_reply_seconds"].histogram()
         self._waits: dict[str, Histogram] = {}
         self._batches: dict[str, Batches] = {}
         self.launches = Launches(self.families, device=device, clock=clock)
@@ -145,14 +149,17 @@ class Metrics(Collector):
             reason: `RequestError.reason` of what refused it.
             trace_id: of the trace that shows it, if one does.
         """
-        if code != "OK":
-            layers = layers[:MOST_LAYERS]
-        for name in layers or (None,):
-            number = self._calls.get((method, name, code)) or self._call(method, name, code)
-            number.value += 1
-        if code == "OK" and layers:
-            histogram = self._answers.get((method, layers[0]))
-            (histogram or self._answer(method, layers[0])).observe(seconds, trace_id)
+        if code == "OK" and len(layers) == 1:  # nearly all of them
+            answer = self._answers.get((method, layers[0])) or self._answer(method, layers[0])
+            answer[0].value += 1
+            answer[1].observe(seconds, trace_id)
+            return
+        for name in layers[:MOST_LAYERS] if code != "OK" else layers:
+            self._call(method, name, code).value += 1
+        if not layers:
+            self._call(method, None, code).value += 1
+        elif code == "OK":
+            self._answer(method, layers[0])[1].observe(seconds, trace_id)
         if reason:
             self.families["qlinear_rejected_total"].number(reason).value += 1
         if code == "DEADLINE_EXCEEDED":
@@ -162,13 +169,13 @@ class Metrics(Collector):
 
     def slot_filled(self, seconds: float) -> None:
         """Count the copy of one call's activations into its slot."""
-        self.families["qlinear_transfer_seconds"].histogram("slot").observe(seconds)
+        self._slots.observe(seconds)
 
     def replied(self, seconds: float) -> None:
         """Count the time from a call's results to its encoded reply."""
-        self.families["qlinear_reply_seconds"].histogram().observe(seconds)
+        self._replies.observe(seconds)
 
-    def waited(self, layer: str, seconds: Iterable[float]) -> None:
+    def waited(self, layer: str, seconds: Sequence[float]) -> None:
         """Count how long each call of a batch waited for it.
 
         Args:
@@ -180,8 +187,7 @@ class Metrics(Collector):
             shape = self.layers[layer].spec.shape
             histogram = self.families["qlinear_queue_seconds"].histogram(shape)
             self._waits[layer] = histogram
-        for value in seconds:
-            histogram.observe(value)
+        histogram.observe_all(seconds)
 
     def batch_finished(
         self,
@@ -209,8 +215,7 @@ class Metrics(Collector):
         if batches is None:
             batches = self._batches[layer] = Batches.of(self.layers[layer], self.families)
         for direction, nanoseconds in transfers:
-            copies = self.families["qlinear_transfer_seconds"].histogram(direction)
-            copies.observe(nanoseconds / 1e9)
+            (self._copies.get(direction) or self._copy(direction)).observe(nanoseconds / 1e9)
         batches.rows.observe(rows)
         batches.requests.observe(requests)
         row_bytes = batches.x_elements * x_itemsize + batches.y_elements * y_itemsize
@@ -268,14 +273,24 @@ class Metrics(Collector):
 
     def _call(self, method: str, name: str | None, code: str) -> Number:
         """Return the counter of calls for a layer; remembered under names that are known only."""
-        full_name = self._full_names.get(name, UNKNOWN_LAYER)
-        number = self.families["qlinear_requests_total"].number(method, full_name, code)
-        if name in self._full_names:
-            self._calls[method, name, code] = number
+        number = self._calls.get((method, name, code))
+        if number is None:
+            full_name = self._full_names.get(name, UNKNOWN_LAYER)
+            number = self.families["qlinear_requests_total"].number(method, full_name, code)
+            if name in self._full_names:
+                self._calls[method, name, code] = number
         return number
 
-    def _answer(self, method: str, name: str) -> Histogram:
-        shape = self.layers[self._full_names[name]].spec.shape
-        histogram = self.families["qlinear_request_seconds"].histogram(method, shape)
-        self._answers[method, name] = histogram
+    def _answer(self, method: str, name: str) -> tuple[Number, Histogram]:
+        """Return where the calls of a loaded layer are counted that were answered."""
+        answer = self._answers.get((method, name))
+        if answer is None:
+            shape = self.layers[self._full_names[name]].spec.shape
+            histogram = self.families["qlinear_request_seconds"].histogram(method, shape)
+            answer = self._answers[method, name] = self._call(method, name, "OK"), histogram
+        return answer
+
+    def _copy(self, direction: str) -> Histogram:
+        histogram = self.families["qlinear_transfer_seconds"].histogram(direction)
+        self._copies[direction] = histogram
         return histogram
