@@ -21,6 +21,7 @@ FLOORS: list[set[str]] = [
         "process",
         "publish",
         "partial_file",
+        "log_quota",
         "log_values",
         "kernels.__init__",
         "kernels.layout",
