@@ -102,6 +102,8 @@ class _Server(ThreadingHTTPServer):
         self.metrics = metrics
         self.history = History(metrics)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.rendering = threading.Lock()
+        """One at a time: many would take the interpreter away from the event loop."""
         self._clients: dict[Any, float] = {}  # sockets in the order in which they came
         super().__init__((host, port), _Handler)
 
@@ -179,11 +181,13 @@ class _Handler(BaseHTTPRequestHandler):
             return HTTPStatus.BAD_REQUEST, TEXT, b"this is no URL\n", {}
         if path == "/metrics":
             encode, content_type = _encoder(self.headers.get("Accept", ""))
-            return HTTPStatus.OK, content_type, encode(metrics.registry), {}
+            with self.server.rendering:
+                return HTTPStatus.OK, content_type, encode(metrics.registry), {}
         if path == "/":
             return HTTPStatus.OK, "text/html; charset=utf-8", PAGE, PAGE_HEADERS
         if path == "/now.json":
-            body = to_json(now(metrics, self.server.history))
+            with self.server.rendering:
+                body = to_json(now(metrics, self.server.history))
             return HTTPStatus.OK, "application/json", body, PAGE_HEADERS
         if path == "/healthz":
             state = metrics.state()

@@ -4,7 +4,9 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from measured_layers import Spec, everything, metrics_of, samples_of, value
@@ -86,6 +88,30 @@ def test_what_cannot_be_shown_is_said_and_logged(
     assert len(record.getMessage()) < 300
     assert record.exc_info is not None
     assert "serving" in get(port, "/healthz")[0]
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/now.json"])
+def test_one_is_rendered_at_a_time(
+    port: str, metrics: Metrics, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred scrapes at once are no hundred threads that want the event loop's interpreter."""
+    inside, most = 0, 0
+    pulled, live = metrics.pulled, metrics.live
+
+    def slowly(look: Callable[[], Any]) -> Any:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.02)
+        inside -= 1
+        return look()
+
+    monkeypatch.setattr(metrics, "pulled", lambda: slowly(pulled))
+    monkeypatch.setattr(metrics, "live", lambda: slowly(live))
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda _: get(port, path)[0], range(16)))
+    assert all(answers)
+    assert most == 1
 
 
 def threads() -> int:
