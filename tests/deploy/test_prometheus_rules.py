@@ -37,8 +37,9 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
-def test_promtool_accepts_the_configuration_and_the_rules() -> None:
-    said = promtool("check", "config", PROMETHEUS / "prometheus.yml")
+@pytest.mark.parametrize("name", ["prometheus.yml", "prometheus.compose.yml"])
+def test_promtool_accepts_the_configuration_and_the_rules(name: str) -> None:
+    said = promtool("check", "config", PROMETHEUS / name)
     assert f"{len(rule_files())} rule files found" in said
 
 
