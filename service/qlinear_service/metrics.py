@@ -6,7 +6,6 @@ are declared in `metric_families.py`; docs/metrics.md explains them to operators
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry
@@ -16,15 +15,10 @@ from prometheus_client.registry import Collector
 from qlinear_service.bandwidth import Batches, Launches, Live, together
 from qlinear_service.cost import CostCurve
 from qlinear_service.measured import Load, MeasuredDevice, MeasuredLayer
-from qlinear_service.metric_families import Histogram, Number, m_label, new_families
+from qlinear_service.metric_calls import CallSeries
+from qlinear_service.metric_families import Histogram, m_label, new_families
 
-__all__ = ["NO_LAYER", "UNKNOWN_LAYER", "Metrics"]
-
-UNKNOWN_LAYER = "unknown"
-"""Label of calls for layers that are not loaded; no full name is that, as those hold a "/"."""
-
-NO_LAYER = "none"
-"""Label of calls of methods that have no layer."""
+__all__ = ["Metrics"]
 
 MOST_LAYERS = 1024
 """A call that fails may have named millions: it is counted for so many of them."""
@@ -58,10 +52,8 @@ class Metrics(Collector):
         """The loaded layers by full name."""
         self.families = new_families()
         """All metrics by name, with their series."""
-        self._full_names: dict[str | None, str] = {None: NO_LAYER}  # as calls write them -> full
-        self._calls: dict[tuple[str, str | None, str], Number] = {}
         # Looked up once, as these are told of every call.
-        self._answers: dict[tuple[str, str], tuple[Number, Histogram]] = {}
+        self._calls = CallSeries(self.families)
         self._copies: dict[str, Histogram] = {}
         self._slots = self._copy("slot")
         self._replies = self.families["qlinear_reply_seconds"].histogram()
@@ -99,11 +91,7 @@ class Metrics(Collector):
             curves: what batches cost, by shape, where that was measured.
         """
         loaded = {layer.spec.name: layer for layer in layers}
-        modules = Counter(layer.spec.module for layer in loaded.values())
-        for name, layer in loaded.items():
-            self._full_names[name] = name
-            if modules[layer.spec.module] == 1:
-                self._full_names.setdefault(layer.spec.module, name)
+        self._calls.know(loaded)
         self.layers, self.load, self.curves = loaded, load, curves or {}
         self.devices = tuple(devices)
         self._set("qlinear_layers_loaded", len(loaded))
@@ -155,16 +143,17 @@ class Metrics(Collector):
             trace_id: of the trace that shows it, if one does.
         """
         if code == "OK" and len(layers) == 1:  # nearly all of them
-            answer = self._answers.get((method, layers[0])) or self._answer(method, layers[0])
+            calls = self._calls
+            answer = calls.answers.get((method, layers[0])) or calls.answer(method, layers[0])
             answer[0].value += 1
             answer[1].observe(seconds, trace_id)
             return
         for name in layers[:MOST_LAYERS] if code != "OK" else layers:
-            self._call(method, name, code).value += 1
+            self._calls.number(method, name, code).value += 1
         if not layers:
-            self._call(method, None, code).value += 1
+            self._calls.number(method, None, code).value += 1
         elif code == "OK":
-            self._answer(method, layers[0])[1].observe(seconds, trace_id)
+            self._calls.answer(method, layers[0])[1].observe(seconds, trace_id)
         if reason:
             self.families["qlinear_rejected_total"].number(reason).value += 1
         if code == "DEADLINE_EXCEEDED":
@@ -289,25 +278,6 @@ class Metrics(Collector):
 
     def _set(self, name: str, value: float, *labels: str) -> None:
         self.families[name].number(*labels).value = value
-
-    def _call(self, method: str, name: str | None, code: str) -> Number:
-        """Return the counter of calls for a layer; remembered under names that are known only."""
-        number = self._calls.get((method, name, code))
-        if number is None:
-            full_name = self._full_names.get(name, UNKNOWN_LAYER)
-            number = self.families["qlinear_requests_total"].number(method, full_name, code)
-            if name in self._full_names:
-                self._calls[method, name, code] = number
-        return number
-
-    def _answer(self, method: str, name: str) -> tuple[Number, Histogram]:
-        """Return where the calls of a loaded layer are counted that were answered."""
-        answer = self._answers.get((method, name))
-        if answer is None:
-            shape = self.layers[self._full_names[name]].spec.shape
-            histogram = self.families["qlinear_request_seconds"].histogram(method, shape)
-            answer = self._answers[method, name] = self._call(method, name, "OK"), histogram
-        return answer
 
     def _copy(self, direction: str) -> Histogram:
         histogram = self.families["qlinear_transfer_seconds"].histogram(direction)
