@@ -84,11 +84,13 @@ image-base: ## a base of Debian's packages, for where no registry is; as root, w
 image-test: setup ## build the CPU image, run it read-only, call it, stop it; BASE=image replaces its bases
 	IMAGE_BASE="$(BASE)" IMAGE_FLAGS="$(IMAGE_FLAGS)" $(PY) -m pytest tests/deploy/test_image.py
 
-.PHONY: prometheus dashboard browser picture chart
+.PHONY: prometheus dashboard dashboard-schema browser picture chart
 prometheus: .venv/.installed-prometheus ## Debian's Prometheus into .venv, for the tests of deploy/; needs no root
 
 dashboard: .venv/.installed-dev ## regenerate the Grafana dashboard of deploy/grafana
 	$(PY) deploy/grafana/build_dashboard.py
+
+dashboard-schema: .venv/.installed-dashboard-schema ## Grafana's types into .venv (npm), for the test of the dashboard
 
 chart: .venv/.installed-chart ## Helm and the schemas of Kubernetes into .venv, for the tests of the chart
 
@@ -117,6 +119,11 @@ picture: browser ## renew docs/page-light.png and docs/page-dark.png from a serv
 .venv/.installed-prometheus: | .venv/.installed
 	@{ prometheus --version && promtool --version; } >/dev/null 2>&1 || { cd .venv && \
 		apt-get download prometheus && dpkg -x prometheus_*.deb prometheus && rm prometheus_*.deb; }
+	@touch $@
+
+.venv/.installed-dashboard-schema: | .venv/.installed
+	npm install --prefix .venv/grafana-schema --no-audit --no-fund --ignore-scripts \
+		@grafana/schema@11.6.0 typescript@5.9.3
 	@touch $@
 
 .venv/.installed-chart: .venv/.installed

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <mutex>
 
-#include "cuda/host.h"
+#include "cuda/product.h"
 #include "cuda/rows.h"
 
 namespace qlinear::cuda {
@@ -18,9 +18,13 @@ class Steps {
   explicit Steps(const ql_cuda_batch& batch) : batch_(batch) {}
 
   int run() {
-    int status = in();
+    // Before the rows move: they take some microseconds, in which the host gets ahead of the device
+    // again. Else the device waits for it between the first event of the product and the product.
+    Product product(*batch_.product, batch_.launch);
+    int status = product.prepare();
+    if (status == QL_OK) status = in();
     if (status == QL_OK) status = wait_for(batch_.in_stream, batch_.in_stop, stream());
-    if (status == QL_OK) status = ql_cuda_linear(batch_.product, &batch_.launch);
+    if (status == QL_OK) status = product.launch();
     if (status == QL_OK) status = wait_for(stream(), batch_.launch.stop_event, batch_.out_stream);
     if (status == QL_OK) status = out();
     return status;
@@ -130,9 +134,9 @@ cudaError_t wait_until_out(const ql_cuda_batch& batch, int64_t nanoseconds) {
 extern "C" int ql_cuda_run_batch(const ql_cuda_batch* batch) {
   const int checked = qlinear::cuda::check_batch(batch);
   if (checked != QL_OK) return checked;
-  // One batch after the other, or events of one would measure kernels of both.
-  static std::mutex launching;
-  const std::lock_guard<std::mutex> lock(launching);
+  // One batch of a device after the other, or events of one would measure kernels of both.
+  static std::mutex launching[64];
+  const std::lock_guard<std::mutex> lock(launching[batch->launch.device & 63]);
   return qlinear::cuda::Steps(*batch).run();
 }
 

@@ -1,4 +1,4 @@
-// The lock, the thread and the two rings. See decision 0010.
+// The lock, the thread and the two rings. See docs/decisions/0011-native-dispatch.md.
 #include "dispatch/core.h"
 
 #include <unistd.h>

@@ -139,6 +139,7 @@ class BatchRuns:
             y_itemsize=batch.key.output_dtype.itemsize,
             transfers=result.transfers,
             kernel_seconds=result.kernel_nanoseconds / 1e9,
+            launches=result.launches,
         )
         if self._tracer is None:
             return None

@@ -1,7 +1,8 @@
 """What computes batches where the layers are, what brings them there, and what the queue knows.
 
-On a CPU the queue is Python's and each batch is its own call; on a GPU the native dispatcher has
-both queue and device. Both decide alike (docs/decisions/0010-native-dispatch.md).
+On a CPU the queue is Python's and each batch is its own call; on one GPU the native dispatcher has
+both queue and device; several GPUs are below Python's queue, too. Both queues decide alike
+(docs/decisions/0011-native-dispatch.md).
 """
 
 from collections.abc import Callable, Mapping
@@ -18,8 +19,9 @@ from qlinear_service.errors import OutOfDeviceMemory
 from qlinear_service.gpu import direct
 from qlinear_service.gpu.direct import DirectEngine
 from qlinear_service.gpu.engine import STAGES, GpuEngine
+from qlinear_service.gpu.replicas import ReplicaRunner
 from qlinear_service.gpu.streams import CudaStreams
-from qlinear_service.loaded import Loaded
+from qlinear_service.loaded import Loaded, Replica
 from qlinear_service.metrics import Metrics
 from qlinear_service.scheduling import Pace, pace_of
 from qlinear_service.slots import Slab
@@ -135,6 +137,10 @@ def _dispatching(
     return Batching(batcher=batcher, queue_rows=queue.rows_by_layer, stop=device.stop)
 
 
+STOP_SECONDS = 1.0
+"""How long an engine may take to end that has computed nothing yet."""
+
+
 def new_runner(
     loaded: Loaded, config: ServiceConfig, slab: Slab, worker: WorkerThread
 ) -> BatchRunner:
@@ -149,20 +155,26 @@ def new_runner(
         roofline = loaded.roofline if loaded.kernels.name == "cpu" else None
         engine = Engine(kernels=loaded.kernels, registry=registry, slab=slab, roofline=roofline)
         return CpuRunner(engine, worker)
-    is_direct = isinstance(loaded.gpu, CudaStreams)
+    is_direct = isinstance(loaded.gpu, CudaStreams) and not loaded.replicas
     stages = config.batching.max_batches_in_flight or (direct.STAGES if is_direct else STAGES)
-    try:
-        return GpuEngine(
-            device=loaded.gpu,
-            registry=registry,
-            slab=slab,
-            stages=stages,
-            mode=config.kernels.transfers,
-            roofline=loaded.roofline,
-        )
-    except RuntimeError as error:
-        text = f"no room for the buffers of {stages} batches: {error}"
-        raise OutOfDeviceMemory(text) from None
+    only = Replica(config.kernels.device, loaded.gpu, registry)
+    engines: dict[str, BatchRunner] = {}
+    for name, device, held in loaded.replicas or (only,):
+        try:
+            engines[name] = GpuEngine(
+                device=device,
+                registry=held,
+                slab=slab,
+                stages=stages,
+                mode=config.kernels.transfers,
+                roofline=loaded.roofline,
+            )
+        except RuntimeError as error:
+            for made in engines.values():
+                made.stop(STOP_SECONDS)
+            text = f"no room for the buffers of {stages} batches: {error}"
+            raise OutOfDeviceMemory(text) from None
+    return ReplicaRunner(engines) if len(engines) > 1 else next(iter(engines.values()))
 
 
 def new_queue(loaded: Loaded, config: ServiceConfig) -> WorkQueue:

@@ -122,6 +122,9 @@ class Event(HostEvent):
     def elapsed_time(self, after: "Event") -> float:
         return after.milliseconds - self.milliseconds
 
+    def query(self) -> bool:
+        return True
+
 
 class Stream(HostStream):
     """A stream that remembers for what it was told to wait."""
@@ -149,6 +152,7 @@ def pretend_streams(patch: pytest.MonkeyPatch) -> None:
 
     for module in (streams, probe):
         patch.setattr(module, "torch", Torch())
+    patch.setattr(probe, "BUSY_BYTES", 4096)
     patch.setattr(
         CudaStreams, "host_memory", lambda self, nbytes: torch.empty(nbytes, dtype=torch.uint8)
     )
