@@ -87,6 +87,13 @@ class ServerConfig(Group):
         minimum=0,
         maximum=3600,
     )
+    max_connection_seconds: float = option(
+        300.0,
+        "Age at which a connection is told to end; nothing on it is cut off. Clients look for new "
+        "servers only when a connection ends: less finds them sooner, at more connecting.",
+        minimum=0.1,
+        maximum=86400,
+    )
     reflection: bool = option(True, "Offer gRPC server reflection, for grpcurl and the like.")
     log_level: str = option("info", "Least level that is logged: debug, info, warning or error.")
     log_format: str = option("text", "Form of log lines: text (key=value) or json.")

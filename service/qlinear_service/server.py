@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry
 from qlinear_service import __version__
 from qlinear_service.batcher import Batcher
 from qlinear_service.calls import Serving
-from qlinear_service.channel import MAX_STREAM_AGE_SECONDS, channel_options
+from qlinear_service.channel import channel_options, max_stream_seconds
 from qlinear_service.config import ServiceConfig
 from qlinear_service.engine import BatchRunner, WorkerThread
 from qlinear_service.errors import ConfigError, EngineLost, Unavailable
@@ -85,7 +85,7 @@ class Server:
             device=config.kernels.device,
             batch_invariant=config.kernels.batch_invariant,
             lifecycle=self._lifecycle,
-            max_stream_age_seconds=MAX_STREAM_AGE_SECONDS,
+            max_stream_age_seconds=max_stream_seconds(config.server.max_connection_seconds),
         )
         self._worker = WorkerThread("engine")
         self._stop_loading = threading.Event()
@@ -102,7 +102,8 @@ class Server:
             ConfigError: the address cannot be bound.
         """
         await self._health.start()
-        server = grpc.aio.server(options=channel_options(self._config.limits))
+        age = self._config.server.max_connection_seconds
+        server = grpc.aio.server(options=channel_options(self._config.limits, age))
         handlers = Handlers(
             self._servicer,
             lifecycle=self._lifecycle,

@@ -26,8 +26,8 @@ ACK = 1
 def options_with(monkeypatch: pytest.MonkeyPatch, **scaled: float) -> None:
     """Have servers open with the project's own options, some of them multiplied."""
 
-    def changed(limits: LimitsConfig) -> list[tuple[str, object]]:
-        options = dict(channel_options(limits))
+    def changed(limits: LimitsConfig, age_seconds: float) -> list[tuple[str, object]]:
+        options = dict(channel_options(limits, age_seconds))
         for name, factor in scaled.items():
             options[name] = round(options[name] * factor)
         return list(options.items())
@@ -38,7 +38,7 @@ def options_with(monkeypatch: pytest.MonkeyPatch, **scaled: float) -> None:
 def test_grpc_knows_every_option_that_is_set() -> None:
     """It ignores a name that it does not know, without a word."""
     library = Path(cygrpc.__file__).read_bytes()
-    options = [*channel_options(LimitsConfig()), *_config.channel_options(1 << 20)]
+    options = [*channel_options(LimitsConfig(), 300.0), *_config.channel_options(1 << 20)]
     unknown = [name for name, _ in options if name.encode() + b"\0" not in library]
     assert not unknown
 
@@ -91,13 +91,9 @@ async def test_a_client_that_floods_with_pings_is_not_kept(running: Running) -> 
 
 
 @pytest.mark.parametrize("transport", ["stream", "unary"])
-async def test_connections_that_end_of_age_lose_nothing(
-    start: Start, monkeypatch: pytest.MonkeyPatch, transport: str
-) -> None:
+async def test_connections_that_end_of_age_lose_nothing(start: Start, transport: str) -> None:
     """A thousand times as fast: each lives 0.3 s, and its streams 0.24 s."""
-    options_with(monkeypatch, **{"grpc.max_connection_age_ms": 0.001})
-    monkeypatch.setattr(server_module, "MAX_STREAM_AGE_SECONDS", 0.24)
-    running = await start()
+    running = await start(server_config=replace(quick_config().server, max_connection_seconds=0.3))
     expected = running.expected("one/up", X)
     target = f"127.0.0.1:{running.port}"
     async with AsyncClient(target, transport=transport, max_retries=0) as client:
