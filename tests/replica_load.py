@@ -17,7 +17,7 @@ from qlinear_client import AsyncClient, Client
 from qlinear_service.dtypes import DType
 
 LAYERS = ("one/up", "one/eight", "two/wide")
-PAUSE_SECONDS = 0.005
+PAUSE_SECONDS = 0.02
 """Between the calls of one caller: the servers share two cores with everything else here."""
 
 CALL_SECONDS = 30.0
