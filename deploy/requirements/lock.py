@@ -96,6 +96,7 @@ def _run(words: list[str]) -> None:
 
 
 def main() -> int:
+    """Write or check all locks."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; fail on a difference")
     check = parser.parse_args().check

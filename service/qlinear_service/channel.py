@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from qlinear_service.config import LimitsConfig
+from qlinear_service.config import ServiceConfig
 
 __all__ = ["channel_options", "max_stream_seconds"]
 
@@ -17,13 +17,9 @@ def max_stream_seconds(max_connection_seconds: float) -> float:
     return STREAM_SHARE * max_connection_seconds
 
 
-def channel_options(limits: LimitsConfig, max_connection_seconds: float) -> list[tuple[str, Any]]:
-    """Return the options of a server that takes calls up to `limits`.
-
-    Args:
-        limits: of the messages.
-        max_connection_seconds: the mean age at which connections are told to end.
-    """
+def channel_options(config: ServiceConfig) -> list[tuple[str, Any]]:
+    """Return the options of the server's gRPC."""
+    limits, max_connection_seconds = config.limits, config.server.max_connection_seconds
     # Connections end now and then, or clients would never look for new servers; spread out, or
     # all of them would look at once.
     max_connection_age_ms = round(1000 * max_connection_seconds * random.uniform(0.9, 1.1))

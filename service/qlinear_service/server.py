@@ -102,8 +102,7 @@ class Server:
             ConfigError: the address cannot be bound.
         """
         await self._health.start()
-        age = self._config.server.max_connection_seconds
-        server = grpc.aio.server(options=channel_options(self._config.limits, age))
+        server = grpc.aio.server(options=channel_options(self._config))
         handlers = Handlers(
             self._servicer,
             lifecycle=self._lifecycle,

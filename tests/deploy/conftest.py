@@ -1,8 +1,9 @@
-"""Three servers of small models and a name server, for the tests of several machines."""
+"""Three servers of small models and a name server; an image, where one can be built."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
+import image_tools
 import pytest
 from chaos.models import chaos_layers, write_models
 from chaos.truth import Truth
@@ -45,3 +46,15 @@ def three(models: Path) -> Iterator[list[Replica]]:
         3, models.parent / "cache", models, "--max-connection-seconds", AGE_SECONDS
     ) as own:
         yield own
+
+
+@pytest.fixture(scope="session")
+def engine() -> str:
+    """The program that runs containers; without it the test is skipped."""
+    return image_tools.engine()
+
+
+@pytest.fixture(scope="session")
+def image(engine: str) -> str:
+    """The image of the CPU target, built here."""
+    return image_tools.build(engine)

@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import yaml
 from chaos.truth import Truth, numbers_from
 from envoy_tools import CONFIG, ENVOY, Envoy, parts, running_envoy, shipped
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -41,6 +42,18 @@ def test_envoy_takes_the_configuration_as_it_is_shipped() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "][warning][" not in done.stderr  # of what later releases will refuse
+
+
+def test_envoy_understands_the_command_line_of_its_manifest() -> None:
+    deployment, *_ = yaml.safe_load_all((CONFIG.parent / "kubernetes.yaml").read_text())
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["envoy"]
+    (mount, _) = container["volumeMounts"]
+    args = [word.replace(mount["mountPath"], str(CONFIG.parent)) for word in container["args"]]
+    words = [ENVOY, *args, "--mode", "validate"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert str(CONFIG) in args
 
 
 def test_it_fits_the_servers_that_it_stands_before() -> None:

@@ -15,7 +15,7 @@ from running_server import K, Running, Start, assert_close, quick_config
 from qlinear_client import AsyncClient, Unavailable, _config
 from qlinear_service import server as server_module
 from qlinear_service.channel import channel_options
-from qlinear_service.config import LimitsConfig
+from qlinear_service.config import ServiceConfig
 
 X = torch.ones(2, K).half()
 PING_INTERVAL = "grpc.http2.min_ping_interval_without_data_ms"
@@ -26,8 +26,8 @@ ACK = 1
 def options_with(monkeypatch: pytest.MonkeyPatch, **scaled: float) -> None:
     """Have servers open with the project's own options, some of them multiplied."""
 
-    def changed(limits: LimitsConfig, age_seconds: float) -> list[tuple[str, object]]:
-        options = dict(channel_options(limits, age_seconds))
+    def changed(config: ServiceConfig) -> list[tuple[str, object]]:
+        options = dict(channel_options(config))
         for name, factor in scaled.items():
             options[name] = round(options[name] * factor)
         return list(options.items())
@@ -38,7 +38,7 @@ def options_with(monkeypatch: pytest.MonkeyPatch, **scaled: float) -> None:
 def test_grpc_knows_every_option_that_is_set() -> None:
     """It ignores a name that it does not know, without a word."""
     library = Path(cygrpc.__file__).read_bytes()
-    options = [*channel_options(LimitsConfig(), 300.0), *_config.channel_options(1 << 20)]
+    options = [*channel_options(ServiceConfig()), *_config.channel_options(1 << 20)]
     unknown = [name for name, _ in options if name.encode() + b"\0" not in library]
     assert not unknown
 
