@@ -132,7 +132,7 @@ def test_it_is_locked_down_and_keeps_what_it_has_measured(composed: Composed) ->
     assert "Read-only file system" in inside("touch /opt/qlinear/new; true")
     assert ".json" in inside("ls /var/cache/qlinear/curves")
     assert "NoNewPrivs:\t1" in inside("cat /proc/self/status")
-    assert "CapEff:\t0000000000000000" in inside("cat /proc/self/status")
+    assert "CapBnd:\t0000000000000000" in inside("cat /proc/self/status")
 
 
 def test_it_ends_in_order(composed: Composed) -> None:
