@@ -58,6 +58,7 @@ class Copy:
             y_row_stride=y.stride(0),
             group_size=self.variant.group_size,
             bits=self.variant.bits,
+            weights_fit=1,
             x_dtype=dtype,
             compute_dtype=dtype,
             scale_dtype=dtype,

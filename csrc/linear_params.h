@@ -55,6 +55,10 @@ typedef struct ql_linear_params {
   int32_t scale_dtype, bias_dtype, y_dtype;
   int32_t threads;  // at most so many threads; 1 or more
   int32_t body;     // ql_cpu_body; ignored on a GPU
+  // 1: no |scale * (code - zero)| is above 65504, so that kernels may round weights to fp16. Those
+  // of a GPU do, or to bf16, beside many rows of 16-bit results, if scales are of x's dtype.
+  int32_t weights_fit;
+  int32_t reserved;  // 0
 } ql_linear_params;
 
 // out[m, i] = x[m, permutation[i]]: the gather that act-order layers need before ql_*_linear.

@@ -27,8 +27,6 @@ inline constexpr int kMaxStages = 8;
 inline constexpr int kMaxStagesAlone = 4;  // where warps copy for themselves
 inline constexpr int kMaxWarpsK = 16;
 inline constexpr int kMaxWarpsN = 8;
-// Named barriers of a thread block are 0 to 15; 0 is __syncthreads.
-inline constexpr int kMaxBarrierGroups = 15;
 // Threads that multiply: so many have room for their registers side by side.
 constexpr int max_threads(int token_blocks) {
   return token_blocks <= 2 ? 512 : token_blocks <= 4 ? 384 : 256;
@@ -38,11 +36,9 @@ inline constexpr int kCopyThreads = 128;
 inline constexpr int kCopyRegisters = 24;
 inline constexpr int kFeeders = 3;  // of those warps that copy at all
 // Threads that multiply beside them, and the registers that each has then, in steps of 8.
-constexpr int fed_max_threads(int token_blocks) {
-  return token_blocks <= 2 ? 384 : token_blocks <= 8 ? 512 : 256;
-}
+constexpr int fed_max_threads(int token_blocks) { return token_blocks <= 2 ? 384 : 512; }
 constexpr int fed_registers(int token_blocks) {
-  return token_blocks == 1 ? 96 : token_blocks == 2 ? 160 : token_blocks <= 8 ? 112 : 240;
+  return token_blocks == 1 ? 96 : token_blocks == 2 ? 160 : 112;
 }
 // With which the kernel starts: those of one row block leave room for a second thread block.
 constexpr int fed_bound(int token_blocks) {
@@ -50,6 +46,13 @@ constexpr int fed_bound(int token_blocks) {
 }
 // n-blocks of 16 output features that a fed warp multiplies: they share what is loaded of x.
 constexpr int fed_blocks_per_warp(int token_blocks) { return token_blocks <= 2 ? 4 : 1; }
+// Whether weights are rounded to 16 bits before they are multiplied, beside many rows of x or where
+// groups are short: sums of groups that are scaled one by one would cost more.
+constexpr bool fed_rounded(int token_blocks, bool fine_groups) {
+  return token_blocks >= 16 || (token_blocks >= 4 && fine_groups);
+}
+// Of a tile's row blocks, how many are added up and stored at a time.
+constexpr int fed_part_blocks(int token_blocks) { return token_blocks >= 16 ? 4 : token_blocks; }
 inline constexpr int kMaxCluster = 8;  // thread blocks that may share a tile's k
 
 // Activations of one step: two halves of 64 k, each with its rows of 128 bytes cut into 16-byte
@@ -123,7 +126,7 @@ struct FedGeometry {
 struct FedMemory {
   int x_slot, code_slot, scale_slot, zero_slot;  // bytes of a slot
   int codes, scales, zeros;                      // offsets of the rings after x's
-  int partials;                                  // offset of float [warps_k][tokens][partial_row]
+  int partials;                                  // offset of float [warps_k][part][partial_row]
   int partial_row;     // floats in a row: four more than columns, against bank conflicts
   int received;        // offset of the places for what the cluster's thread blocks send
   int places;          // of these: 1, or 2 where several tiles follow each other
@@ -149,14 +152,18 @@ constexpr FedMemory fed_memory(FedGeometry geometry, int bits, int64_t group_siz
   memory.codes = slots * memory.x_slot;
   memory.scales = memory.codes + slots * memory.code_slot;
   memory.zeros = memory.scales + slots * memory.scale_slot;
-  memory.partials = memory.zeros + slots * memory.zero_slot;
+  // Where a thread block has but one tile, its rings are of no use any more when it ends.
+  const int rings = memory.zeros + slots * memory.zero_slot;
+  memory.partials = geometry.several_tiles ? rings : 0;
   memory.partial_row = columns + 4;
-  memory.received = memory.partials + geometry.warps_k * tokens * memory.partial_row * kItem;
-  memory.received_fours =
-      geometry.cluster == 1 ? 0 : (columns / 4 + geometry.cluster - 1) / geometry.cluster;
-  memory.places = geometry.several_tiles ? 2 : 1;
-  memory.barriers = memory.received +
-                    memory.places * geometry.cluster * tokens * memory.received_fours * 4 * kItem;
+  const int part = fed_part_blocks(geometry.token_blocks) * kTokens;
+  const int end = memory.partials + geometry.warps_k * part * memory.partial_row * kItem;
+  memory.received = end < rings ? rings : end;
+  const int fours = (columns / 4 + geometry.cluster - 1) / geometry.cluster;
+  memory.received_fours = geometry.cluster == 1 ? 0 : fours < 2 ? 2 : fours;  // see by_part_fours
+  memory.places = geometry.several_tiles || part < tokens ? 2 : 1;
+  memory.barriers =
+      memory.received + memory.places * geometry.cluster * part * memory.received_fours * 4 * kItem;
   memory.total = memory.barriers + 2 * slots * 8 + 2 * 8;
   return memory;
 }

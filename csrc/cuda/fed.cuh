@@ -9,7 +9,7 @@
 
 #include "cuda/feed.cuh"
 #include "cuda/step.cuh"
-#include "cuda/wgmma.cuh"
+#include "cuda/warpgroup.cuh"
 
 namespace qlinear::cuda {
 
@@ -17,9 +17,10 @@ template <typename Dtype, int kBits, int kTokenBlocks, bool kFineGroups, Form kF
 struct FedKernel {
   static constexpr bool kWarpgroups = kForm == Form::kFedWarpgroups;
   static constexpr int kBlocks = partition::fed_blocks_per_warp(kTokenBlocks);
+  static constexpr bool kRounded = partition::fed_rounded(kTokenBlocks, kFineGroups);
   // Beside many rows of x the sums of x cost more than they save.
   static constexpr bool kRaw = kTokenBlocks <= 2;
-  using Step = cuda::Step<Dtype, kBits, kTokenBlocks, kBlocks, kFineGroups, kRaw>;
+  using Step = cuda::Step<Dtype, kBits, kTokenBlocks, kBlocks, kFineGroups || kRounded, kRaw>;
   using Format = typename Step::Format;
   using BlockSums = typename Step::BlockSums;
   using Place = typename Step::Place;
@@ -33,9 +34,9 @@ struct FedKernel {
   const FedBarriers barriers;
   const int first_block;  // of the warp in the tile
   Step step;
-  const Place ring;  // where this group's steps begin, as this lane reads them
-  int stage = 0;     // to be read next
-  int phase = 0, shared_tiles = 0;
+  const Place ring;  // where this group's steps begin, as this lane reads them, but for x
+  int stage = 0, phase = 0;
+  int shared_parts = 0;  // that the cluster has added up
   typename Step::Totals totals;
 
   __device__ __forceinline__ FedKernel(const FedArgs& a, unsigned char* dynamic_shared)
@@ -49,15 +50,14 @@ struct FedKernel {
         barriers(a, shared_base),
         first_block(min(warp_n * kBlocks, a.tile_blocks - kBlocks)),
         step(a.step, threadIdx.x % 32),
-        ring(ring_places()) {}
+        ring(first_slot()) {}
 
   __device__ __forceinline__ int threads() const { return args.warps_n * args.warps_k * 32; }
 
-  __device__ __forceinline__ Place ring_places() const {
+  __device__ __forceinline__ Place first_slot() const {
     const partition::FedMemory& memory = args.memory;
     const int slot = group * args.stages;
     Place at = step.lane_offsets(first_block);
-    at.x = shared_base + slot * memory.x_slot;
     at.codes += shared_base + memory.codes + slot * memory.code_slot;
     at.scales += shared_base + memory.scales + slot * memory.scale_slot;
     at.zeros += shared_base + memory.zeros + slot * memory.zero_slot;
@@ -66,70 +66,26 @@ struct FedKernel {
     return at;
   }
 
-  // Where the bytes of this step lie.
-  __device__ __forceinline__ Place place() const {
-    const partition::FedMemory& memory = args.memory;
-    return {ring.x + stage * memory.x_slot, ring.codes + stage * memory.code_slot,
-            ring.scales + stage * memory.scale_slot, ring.zeros + stage * memory.zero_slot};
-  }
+  // Rows of a tile are added up and stored some at a time, where all would take too much memory.
+  static constexpr int kPartBlocks = partition::fed_part_blocks(kTokenBlocks);
+  static constexpr int kPartRows = kPartBlocks * kTokens;
 
-  // Four warps together, an n-block each. Products run on while their warps make the next operands,
-  // which have two places; more warpgroups fill the time in which one waits and scales.
-  static constexpr int kBatch = kFineGroups || kTokenBlocks == 8 ? 2 : 4;  // committed together
-
-  __device__ __forceinline__ void run_by_warpgroup(const Place& at) {
-    static_assert(!kWarpgroups || (kBlocks == 1 && !Format::kOffset), "see Step::run");
-    const uint32_t x = activation_descriptor(at.x);
-    BlockSums sums;
-    uint32_t a[2][kBatch][4];
-    typename Step::Words words;
-    typename Step::Scales scales;
-#pragma unroll
-    for (int first = 0; first < Step::kStepK16; first += Step::kGroupK16) {
-      step.load_scales(scales, at, first);
-      const auto zeros = step.exact_zeros(at, 0, first);
-#pragma unroll
-      for (int batch = first; batch < first + Step::kGroupK16; batch += kBatch) {
-        if (batch % Step::kTileK16 == 0) step.load_words(words, at, 0, batch / Step::kTileK16);
-        if (batch >= first + 2 * kBatch) warpgroup_wait<1>();  // that of the operands' last use
-        uint32_t (&operands)[kBatch][4] = a[batch / kBatch % 2];
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-          Format::operand(operands[i], &words[(batch + i) % Step::kTileK16 * Format::kWords],
-                          zeros);
-        }
-        warpgroup_fence();
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-          const int k16 = batch + i;
-          WarpgroupProduct<Dtype, kTokenBlocks>::run(
-              sums, operands[i], x + (k16 / 4 * Step::kHalfBytes + k16 % 4 * 32) / 16,
-              k16 != first);
-        }
-        warpgroup_commit();
-      }
-      warpgroup_wait<0>();
-      hold_block(sums);
-      step.apply_scales(totals[0], sums, {}, scales[0], at, 0, first);
-    }
-  }
-
-  // Writes this warp's totals where the thread block adds them up.
-  __device__ __forceinline__ void store_totals() {
+  // Writes this warp's totals of a part of the rows where the thread block adds them up.
+  __device__ __forceinline__ void store_totals(int part) {
     const int partial_row = args.memory.partial_row;
-    float* to = partials() + group * kTileRows * partial_row + lane / 4;
+    float* to = partials() + group * kPartRows * partial_row + lane / 4;
 #pragma unroll
     for (int j = 0; j < kBlocks; ++j) {
       const int block = first_block + j;
       if (block < warp_n * kBlocks) continue;  // the warp before has it, too
 #pragma unroll
-      for (int token = 0; token < kTokenBlocks; ++token) {
+      for (int token = 0; token < kPartBlocks; ++token) {
 #pragma unroll
         for (int i = 0; i < 4;
              ++i) {  // sums of a lane: rows g, g, g + 8, g + 8 of W; x rows 2t + i
           const int x_row = token * kTokens + lane % 4 * 2 + i % 2;
           to[x_row * partial_row + block * layout::kTileN + i / 2 * 8] =
-              totals[j][token][i] * Step::unit(i);
+              totals[j][part * kPartBlocks + token][i] * Step::unit(i);
         }
       }
     }
@@ -143,7 +99,7 @@ struct FedKernel {
   __device__ __forceinline__ float4 add_groups(int row, int four) const {
     const float* from = partials() + row * args.memory.partial_row + four * 4;
     float4 sum = *reinterpret_cast<const float4*>(from);
-    const int stride = kTileRows * args.memory.partial_row;
+    const int stride = kPartRows * args.memory.partial_row;
 #pragma unroll 4
     for (int other = 1; other < args.warps_k; ++other) {
       add(sum, *reinterpret_cast<const float4*>(from + other * stride));
@@ -152,17 +108,14 @@ struct FedKernel {
   }
   __device__ __forceinline__ void block_barrier() const { named_barrier(0, threads()); }
 
-  // Calls visit(row, four) for every four columns of the tile's rows, a warp's lanes side by side.
+  // Calls visit(row, four) for every four columns of so many rows, a thread each.
   template <typename Visit>
-  __device__ __forceinline__ void for_each_four(int rows, int fours, Visit visit) const {
-    if (fours <= 0) return;
-    const int warps = args.warps_n * args.warps_k;
-    int row = 0, first = (warp_n + group * args.warps_n) * 32;
-    while (true) {
-      for (; first >= fours; first -= (fours + 31) / 32 * 32) ++row;
-      if (row >= rows) return;
-      if (first + lane < fours) visit(row, first + lane);
-      first += warps * 32;
+  __device__ __forceinline__ void for_each_four(int rows, int fours, uint32_t by_fours,
+                                                Visit visit) const {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < rows * fours; i += threads()) {
+      const int row = static_cast<int>(__umulhi(i, by_fours));
+      visit(row, i - row * fours);
     }
   }
 
@@ -172,55 +125,108 @@ struct FedKernel {
       n_tile = tile / args.m_tiles;
       m_tile = tile - n_tile * args.m_tiles;
     }
-    const int row0 = m_tile * kTileRows, rows = min(args.m - row0, kTileRows);
     const int n0 = n_tile * args.tile_blocks * layout::kTileN;
     const int fours = args.tile_blocks * (layout::kTileN / 4);
-    store_totals();
-    block_barrier();
-    if (args.cluster == 1) {
-      for_each_four(rows, fours, [&](int row, int four) {
-        store_results(args.output, row0 + row, n0 + four * 4, add_groups(row, four));
-      });
-    } else {
-      share_sums(row0, rows, n0, fours);
+    constexpr int kParts = kTokenBlocks / kPartBlocks;
+    if (args.memory.partials == 0) block_barrier();  // over the rings: nobody reads them any more
+#pragma unroll 1
+    for (int part = 0; part < kParts; ++part) {
+      const int row0 = m_tile * kTileRows + part * kPartRows, rows = min(args.m - row0, kPartRows);
+      if (rows <= 0) return;
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) {  // a register's number must be known
+        if (i == part) store_totals(i);
+      }
+      block_barrier();
+      if (args.cluster == 1) {
+        for_each_four(rows, fours, args.by_fours, [&](int row, int four) {
+          store_results(args.output, row0 + row, n0 + four * 4, add_groups(row, four));
+        });
+      } else {
+        share_sums(row0, rows, n0, fours);
+      }
+      block_barrier();  // the partials' memory is free for what comes next
     }
-    block_barrier();  // the partials' memory is free for the next tile
   }
 
-  // Each thread block of the cluster adds up some of the columns: the others send theirs there.
-  // Nobody can be two tiles ahead of another, as each waits for all: two places for what arrives
+  // Each thread block of the cluster adds up some of the columns: the others store theirs there.
+  // Nobody can be two parts ahead of another, as each waits for all: two places for what arrives
   // are enough.
   __device__ __forceinline__ void share_sums(int row0, int rows, int n0, int fours) {
     const partition::FedMemory& memory = args.memory;
-    const int parity = shared_tiles % 2, part_fours = memory.received_fours;  // one tile: place 0
-    const int part_bytes = kTileRows * part_fours * 16;
+    const int parity = shared_parts % 2, part_fours = memory.received_fours;
+    const int part_bytes = kPartRows * part_fours * 16;
     const uint32_t barrier = barriers.summed + parity * 8;
-    const uint32_t place = shared_base + memory.received + parity * args.cluster * part_bytes;
-    const int mine = max(0, min(part_fours, fours - work.rank * part_fours));
-    if (threadIdx.x == 0) barrier_expect(barrier, args.cluster * rows * mine * 16);
-    for_each_four(rows, fours, [&](int row, int four) {
-      int owner = 0, at = four;
-      for (; at >= part_fours; at -= part_fours) ++owner;
-      const uint32_t to = place + work.rank * part_bytes + (row * part_fours + at) * 16;
-      send_cluster_16(cluster_address(to, owner), add_groups(row, four),
-                      cluster_address(barrier, owner));
+    const uint32_t place = shared_base + memory.received +
+                           (memory.places > 1 ? parity * args.cluster * part_bytes : 0);
+    for_each_four(rows, fours, args.by_fours, [&](int row, int four) {
+      const int owner = static_cast<int>(__umulhi(four, args.by_part_fours));
+      const int at = row * part_fours + four - owner * part_fours;
+      store_cluster_16(cluster_address(place + work.rank * part_bytes + at * 16, owner),
+                       add_groups(row, four));
     });
-    // Where several tiles follow each other, also those wait for all that have no columns to add.
-    const int other = static_cast<int>(threadIdx.x);
-    if (memory.places > 1 && other < args.cluster && other != work.rank) {
-      cluster_arrive(cluster_address(barrier, other));
-    }
-    barrier_wait(barrier, shared_tiles / 2 % 2);
-    for_each_four(rows, mine, [&](int row, int four) {
+    cluster_stores_done();
+    if (lane < args.cluster) cluster_arrive(cluster_address(barrier, lane));
+    barrier_wait_cluster(barrier, shared_parts / 2 % 2);
+    const int first = work.rank * part_fours;
+    for_each_four(rows, part_fours, args.by_part_fours, [&](int row, int four) {
+      if (first + four >= fours) return;
       const uint32_t from = place + (row * part_fours + four) * 16;
       float4 sum = load_float4(from);
 #pragma unroll 4
       for (int rank = 1; rank < args.cluster; ++rank) {
         add(sum, load_float4(from + rank * part_bytes));
       }
-      store_results(args.output, row0 + row, n0 + (work.rank * part_fours + four) * 4, sum);
+      store_results(args.output, row0 + row, n0 + (first + four) * 4, sum);
     });
-    ++shared_tiles;
+    ++shared_parts;
+  }
+
+  // A slot of this group's ring, and the barrier at which it is given back.
+  struct Slot {
+    Place at;
+    uint32_t free;
+  };
+  // The next one, once its bytes are there.
+  __device__ __forceinline__ Slot take() {
+    const partition::FedMemory& memory = args.memory;
+    const int slot = group * args.stages + stage;
+    barrier_wait(barriers.full + slot * 8, phase);
+    const Slot taken{
+        {shared_base + slot * memory.x_slot, ring.codes + stage * memory.code_slot,
+         ring.scales + stage * memory.scale_slot, ring.zeros + stage * memory.zero_slot},
+        barriers.free + slot * 8};
+    if (++stage == args.stages) {
+      stage = 0;
+      phase ^= 1;
+    }
+    return taken;
+  }
+  __device__ __forceinline__ void give_back(const Slot& slot) const {
+    __syncwarp();
+    if (lane == 0) barrier_arrive(slot.free);
+  }
+
+  // So many steps of one tile.
+  __device__ __forceinline__ void multiply_steps(int steps) {
+    if constexpr (kWarpgroups) {
+      if (steps == 0) return;
+      const auto slots = [&] { return take(); };
+      const auto back = [&](const Slot& slot) { give_back(slot); };
+      if constexpr (kRounded) {
+        RoundedRun<Dtype, kBits, kTokenBlocks>(step).run(totals[0], steps, slots, back);
+      } else if (is_plain<Dtype>(args.step)) {
+        ExactRun<Dtype, kBits, kTokenBlocks, true>(step).run(totals[0], steps, slots, back);
+      } else {
+        ExactRun<Dtype, kBits, kTokenBlocks, false>(step).run(totals[0], steps, slots, back);
+      }
+    } else {
+      for (; steps > 0; --steps) {
+        const Slot slot = take();
+        step.run(totals, slot.at);
+        give_back(slot);
+      }
+    }
   }
 
   __device__ __forceinline__ void multiply() {
@@ -228,23 +234,10 @@ struct FedKernel {
     for (int tile = work.first_tile; tile < args.tiles; tile += work.tile_stride) {
 #pragma unroll
       for (int j = 0; j < kBlocks; ++j) Step::clear(totals[j]);
-      int next = work.first_step + ahead;
-      for (; next < work.end_step; next += args.warps_k) {
-        const int slot = group * args.stages + stage;
-        barrier_wait(barriers.full + slot * 8, phase);
-        if constexpr (kWarpgroups) {
-          run_by_warpgroup(place());
-        } else {
-          step.run(totals, place());
-        }
-        __syncwarp();
-        if (lane == 0) barrier_arrive(barriers.free + slot * 8);
-        if (++stage == args.stages) {
-          stage = 0;
-          phase ^= 1;
-        }
-      }
-      ahead = next - work.end_step;
+      const int left = work.end_step - work.first_step - ahead;
+      const int steps = left > 0 ? (left + args.warps_k - 1) / args.warps_k : 0;
+      multiply_steps(steps);
+      ahead += steps * args.warps_k - (work.end_step - work.first_step);
       finish_tile(tile);
     }
   }

@@ -100,7 +100,7 @@ Output output_of(const ql_linear_params& params) {
 StepArgs step_args(const ql_linear_params& params) {
   StepArgs step{};
   step.groups_per_step = partition::groups_per_step(params.group_size);
-  step.group_shift = params.group_size == 64 ? 2 : 1;
+  step.group_shift = params.group_size == 32 ? 1 : params.group_size == 64 ? 2 : 3;
   step.scale_dtype = params.scale_dtype;
   step.symmetric_zero = 1 << (params.bits - 1);
   step.has_zeros = params.zeros != nullptr;
@@ -135,6 +135,12 @@ bool fed_args(const ql_linear_params& params, const ql_cuda_plan& plan, FedArgs&
   args.x_boxes =
       params.k % (partition::kHalfRowBytes / 2) == 0 ? 1 : kStep / (partition::kHalfRowBytes / 2);
   args.m = static_cast<int>(params.m);
+  // n / by for n * by below 2^32, by at least 2.
+  const auto divider = [](int by) {
+    return by < 2 ? 0u : static_cast<uint32_t>(0xffffffffu / static_cast<uint32_t>(by) + 1);
+  };
+  args.by_fours = divider(plan.tile_blocks * (layout::kTileN / 4));
+  args.by_part_fours = divider(args.memory.received_fours);
   args.output = output_of(params);
   return describe_x(params, plan.token_blocks * partition::kTokens, kStep / args.x_boxes,
                     args.x_map) &&

@@ -44,8 +44,9 @@ struct FedBarriers {
   __device__ __forceinline__ void init(const FedArgs& args, int part) const {
     const int slots = args.warps_k * args.stages;
     for (int i = part; i < 2 * slots + 2; i += partition::kCopyThreads / 32) {
-      const int blocks = args.memory.places == 1 ? 1 : args.cluster;
-      const int arrivals = i < slots ? partition::kFeeders : i < 2 * slots ? args.warps_n : blocks;
+      const int arrivals = i < slots       ? partition::kFeeders
+                           : i < 2 * slots ? args.warps_n
+                                           : args.cluster * args.warps_n * args.warps_k;
       barrier_init(full + i * 8, arrivals);
     }
     barrier_init_fence();

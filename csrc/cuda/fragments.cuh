@@ -10,11 +10,13 @@
 #pragma once
 
 #include "cuda/primitives.cuh"
+#include "linear_params.h"
 
 namespace qlinear::cuda {
 
 struct F16 {
   using Type = __half;
+  static constexpr int kDtype = QL_F16;
   static __device__ __forceinline__ uint32_t pack(float low, float high) {
     const __half2 pair = __floats2half2_rn(low, high);
     return *reinterpret_cast<const uint32_t*>(&pair);
@@ -23,6 +25,7 @@ struct F16 {
 
 struct BF16 {
   using Type = __nv_bfloat16;
+  static constexpr int kDtype = QL_BF16;
   static __device__ __forceinline__ uint32_t pack(float low, float high) {
     uint32_t pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));

@@ -138,7 +138,7 @@ cudaError_t launch_kernel(const ql_cuda_plan& plan, void* args, bool dependent,
 // What a plan depends on.
 struct PlanKey {
   int64_t m, n, k, group_size;
-  int32_t bits, bf16, scale_item_bytes, has_zeros, x_can_be_copied, device, flags, reserved;
+  int32_t bits, bf16, scale_item_bytes, has_zeros, x_can_be_copied, device, flags, may_round;
 };
 
 // The plan for a problem: choosing weighs hundreds of candidates, so each thread remembers some.
@@ -160,6 +160,7 @@ ql_cuda_plan remembered_plan(const ql_linear_params& params, const ql_cuda_devic
   key.scale_item_bytes = item_bytes(params.scale_dtype);
   key.has_zeros = params.zeros != nullptr;
   key.x_can_be_copied = x_can_be_copied(params);
+  key.may_round = may_round(params);
   key.device = launch.device;
   key.flags = launch.flags & QL_CUDA_BATCH_INVARIANT;
   uint64_t words[sizeof(PlanKey) / 8], hash = 0;
@@ -252,7 +253,10 @@ extern "C" const char* ql_cuda_kernel_name(int kernel) {
       const LinearForm form = kForms[place.form];
       std::snprintf(names[i], sizeof names[i], "linear_%s_b%d_rows%d_%s%s",
                     place.format / 2 ? "bf16" : "f16", place.format % 2 ? 8 : 4,
-                    form.token_blocks * partition::kTokens, place.fine ? "g32_64" : "g128",
+                    form.token_blocks * partition::kTokens,
+                    one_for_all_groups(form) ? "g_any"
+                    : place.fine             ? "g32_64"
+                                             : "g128",
                     form.form == Form::kAlone ? ""
                     : form.form == Form::kFed ? "_fed"
                                               : "_fed_wgmma");

@@ -78,6 +78,9 @@ struct alignas(64) FedArgs {
   StepArgs step;
   bool dependent;  // launched to overlap with the kernel in front
   int m;
+  // To divide small numbers with __umulhi: by the fours of a tile's columns, and by those of the
+  // part of them that a thread block of a cluster adds up.
+  uint32_t by_fours, by_part_fours;
 
   Output output;
 };

@@ -25,6 +25,17 @@ constexpr bool has_kernel(LinearForm form, int bits, bool fine) {
   return form.form == Form::kAlone ? form.token_blocks < 8 || (bits == 4 && !fine)
                                    : form.token_blocks < 16 || !fine;
 }
+// Fed kernels that round weights take groups of any size: there is one for all.
+constexpr bool one_for_all_groups(LinearForm form) {
+  return form.form == Form::kFedWarpgroups && partition::fed_rounded(form.token_blocks, false);
+}
+// Whether a form serves groups of such a size, and whether it rounds weights then.
+constexpr bool serves(LinearForm form, int bits, bool fine) {
+  return has_kernel(form, bits, fine && !one_for_all_groups(form));
+}
+constexpr bool rounds(LinearForm form, bool fine) {
+  return form.form == Form::kFedWarpgroups && partition::fed_rounded(form.token_blocks, fine);
+}
 
 // A kernel's place among formats, forms and group forms. Numbers run through those that there are.
 constexpr int kPlaces = kFormats * kLinearForms * kGroupForms;
@@ -81,8 +92,8 @@ constexpr int form_of(int token_blocks, bool warpgroups, bool copy_warp) {
 constexpr int kernel_index(bool bf16, int bits, int form, int64_t group_size) {
   if (form < 0) return -1;
   const int format = 2 * (bf16 ? 1 : 0) + (bits == 8 ? 1 : 0);
-  return kNumbers
-      .of_place[(format * kLinearForms + form) * kGroupForms + (fine_groups(group_size) ? 1 : 0)];
+  const bool fine = fine_groups(group_size) && !one_for_all_groups(kForms[form]);
+  return kNumbers.of_place[(format * kLinearForms + form) * kGroupForms + (fine ? 1 : 0)];
 }
 
 // A kernel by its number, 0 to kKernels - 1.

@@ -42,8 +42,9 @@ int64_t tiles_of(const ql_cuda_plan& plan) { return int64_t{plan.m_tiles} * plan
 int token_blocks_for(const ql_linear_params& params, Form kind) {
   int blocks = 0;
   for (const LinearForm& form : kForms) {
-    if (form.form == kind && blocks * kTokens < params.m &&
-        has_kernel(form, params.bits, fine_groups(params.group_size))) {
+    const bool fine = fine_groups(params.group_size);
+    if (form.form == kind && blocks * kTokens < params.m && serves(form, params.bits, fine) &&
+        (may_round(params) || !rounds(form, fine))) {
       blocks = form.token_blocks;
     }
   }
@@ -53,16 +54,16 @@ int token_blocks_for(const ql_linear_params& params, Form kind) {
 // The model behind a choice; constants are fitted to sweeps on an H200 (docs/kernel.md).
 constexpr int kInvariantWarpsK = 1;
 constexpr double kReadBytesPerMicrosecond = 34.8e3;  // per multiprocessor, large layers
-constexpr double kL2BytesPerMicrosecond = 69.6e3;    // per multiprocessor, weights and x together
+constexpr double kL2BytesPerMicrosecond = 60.9e3;    // per multiprocessor, weights and x together
 constexpr double kShareBytesPerMicrosecond = 50e3;   // at which one thread block adds up shares
-constexpr double kSplitMicroseconds = 4.1;           // what split tiles take beside that
-constexpr double kTileMicroseconds = 1.72;           // what the end of a tile takes
-constexpr double kOverlapMicroseconds = 1.18;        // of it, hidden by a launch that fits beside
-constexpr double kStartMicroseconds = -0.24;
-constexpr double kIdle = 0.486;
+constexpr double kSplitMicroseconds = 3.94;          // what split tiles take beside that
+constexpr double kTileMicroseconds = 1.4;            // what the end of a tile takes
+constexpr double kOverlapMicroseconds = 1.05;        // of it, hidden by a launch that fits beside
+constexpr double kStartMicroseconds = 1.0;
+constexpr double kIdle = 0.433;
 // Time per step beside the memory's, by rows of a tile.
 constexpr double slowdown(int token_blocks) {
-  return token_blocks == 1 ? 1.3 : token_blocks == 2 ? 1.81 : token_blocks == 4 ? 2.83 : 6.3;
+  return token_blocks == 1 ? 1.28 : token_blocks == 2 ? 1.64 : token_blocks == 4 ? 2.67 : 6.3;
 }
 
 double ceil_divide(double value, double by) {
@@ -162,7 +163,7 @@ bool see_warps(const ql_linear_params& params, const ql_cuda_device& device, boo
 }  // namespace
 
 double overlapping_time(const ql_cuda_device& device, int ctas, double microseconds) {
-  constexpr double kUsed = 0.21, kMost = 22;
+  constexpr double kUsed = 0.204, kMost = 16.1;
   if (device.major < 9) return microseconds;
   const int64_t slots = (ctas + device.sm_count - 1) / device.sm_count * int64_t{device.sm_count};
   const double idle = 1.0 - static_cast<double>(ctas) / static_cast<double>(slots);
@@ -195,6 +196,12 @@ int check_problem(const ql_linear_params& params) {
   }
   const int compute = compute_dtype(params);
   return compute == QL_F16 || compute == QL_BF16 ? QL_OK : QL_BAD_DTYPE;
+}
+
+bool may_round(const ql_linear_params& params) {
+  const int compute = compute_dtype(params);
+  return params.scale_dtype == compute && params.y_dtype != QL_F32 &&
+         (compute == QL_BF16 || params.weights_fit != 0);
 }
 
 bool x_can_be_copied(const ql_linear_params& params) {
@@ -233,8 +240,12 @@ const char* plan_fault(const ql_linear_params& params, const ql_cuda_device& dev
   if (kernel_index(false, params.bits,
                    form_of(plan.token_blocks, plan.warpgroups != 0, plan.copy_warp != 0),
                    params.group_size) < 0) {
-    return "token_blocks must be 4 at most with 8 bits or groups of 32 or 64; with copy_warp 8 at "
-           "most with such groups";
+    return "token_blocks must be 4 at most with 8 bits or groups of 32 or 64, where copy_warp is 0";
+  }
+  if (plan.warpgroups != 0 && !may_round(params) &&
+      partition::fed_rounded(plan.token_blocks, fine_groups(params.group_size))) {
+    return "this kernel rounds weights to 16 bits; it needs 16-bit results, scales of x's dtype "
+           "and, for fp16, weights_fit";
   }
   if (plan.copy_warp != 0 && !has_copy_engine(device)) {
     return "this device has no copy engine; set copy_warp to 0";
@@ -264,9 +275,6 @@ const char* plan_fault(const ql_linear_params& params, const ql_cuda_device& dev
     return "warps_n must be 1, 2, 4 or 8";
   }
   if (plan.warps_k < 1 || plan.warps_k > partition::kMaxWarpsK) return "warps_k must be 1 to 16";
-  if (plan.copy_warp == 0 && plan.warps_n > 1 && plan.warps_k > partition::kMaxBarrierGroups) {
-    return "warps_k must be 15 at most where warps_n is above 1: so many named barriers there are";
-  }
   if (plan.warps_n * plan.warps_k * 32 > max_threads_of(plan)) {
     return "too many warps for the registers of this kernel";
   }
@@ -320,6 +328,10 @@ void for_each_candidate(const ql_linear_params& params, const ql_cuda_device& de
     return;
   }
   const int many = token_blocks_for(params, Form::kFedWarpgroups);
+  if (many == 0) {  // weights may not be rounded, and groups are short
+    see_fed(params, device, few, false, see);
+    return;
+  }
   see_fed(params, device, many, true, see);
   if (many == partition::kMaxTokenBlocks) see_fed(params, device, many / 2, true, see);
 }

@@ -26,20 +26,20 @@ struct FormTimes {
   double start;  // beside what every form takes
 };
 constexpr FormTimes times_of(int token_blocks) {
-  return token_blocks == 1   ? FormTimes{0.0187, 0.22, 1.0}
-         : token_blocks == 2 ? FormTimes{0.0212, 0.21, 2.2}
-         : token_blocks == 4 ? FormTimes{0.0311, 0.11, 3.1}
-         : token_blocks == 8 ? FormTimes{0.0387, 0.23, 3.6}
-                             : FormTimes{0.0480, 0.30, 3.6};
+  return token_blocks == 1   ? FormTimes{0.0228, 0.075, 1.9}
+         : token_blocks == 2 ? FormTimes{0.0212, 0.20, 2.0}
+         : token_blocks == 4 ? FormTimes{0.0333, 0.046, 2.2}
+         : token_blocks == 8 ? FormTimes{0.0338, 0.255, 1.3}
+                             : FormTimes{0.0668, 0.30, 2.4};
 }
 constexpr double kReadBytes = 4.26e6;   // a microsecond, all together
-constexpr double kFixedShare = 0.22;    // of the rate, that no other multiprocessor can use
-constexpr double kL2BytesOfOne = 73e3;  // weights and x, by one multiprocessor
-constexpr double kName = 0.15;          // what a copying warp needs to name the boxes of a step
-constexpr double kIdle = 0.11;          // for each time that the warps would fit once more
-constexpr double kTileEnd = 2.55;
-constexpr double kShare = 0.83;      // what a cluster takes to add up
-constexpr double kAddBlock = 0.037;  // of 8 rows of an n-block, by a warp
+constexpr double kFixedShare = 0.18;    // of the rate, that no other multiprocessor can use
+constexpr double kL2BytesOfOne = 85e3;  // weights and x, by one multiprocessor
+constexpr double kName = 0.174;         // what a copying warp needs to name the boxes of a step
+constexpr double kIdle = 0.157;         // for each time that the warps would fit once more
+constexpr double kTileEnd = 1.62;
+constexpr double kShare = 0.876;     // what a cluster takes to add up
+constexpr double kAddBlock = 0.064;  // of 8 rows of an n-block, by a warp
 
 double fed_time(const ql_linear_params& params, const ql_cuda_device& device,
                 const ql_cuda_plan& plan) {

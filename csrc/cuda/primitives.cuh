@@ -155,14 +155,29 @@ __device__ __forceinline__ void cluster_arrive(uint32_t barrier) {
                : "memory");
 #endif
 }
-// Stores into another's shared memory; its barrier counts the bytes.
-__device__ __forceinline__ void send_cluster_16(uint32_t to, float4 value, uint32_t barrier) {
+// Stores into another's shared memory. Who reads it waits at a barrier (barrier_wait_cluster) at
+// which this warp arrived after cluster_stores_done.
+__device__ __forceinline__ void store_cluster_16(uint32_t to, float4 value) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(value.x),
+               "f"(value.y), "f"(value.z), "f"(value.w)
+               : "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_stores_done() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.acq_rel.cluster;" ::: "memory");
+#endif
+  __syncwarp();
+}
+// barrier_wait for what other thread blocks of the cluster have stored.
+__device__ __forceinline__ void barrier_wait_cluster(uint32_t barrier, int phase) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
-      "[%5];" ::"r"(to),
-      "r"(__float_as_uint(value.x)), "r"(__float_as_uint(value.y)), "r"(__float_as_uint(value.z)),
-      "r"(__float_as_uint(value.w)), "r"(barrier)
+      "{\n\t.reg .pred done;\n\twait:\n\t"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n\t"
+      "@!done bra wait;\n\t}" ::"r"(barrier),
+      "r"(phase)
       : "memory");
 #endif
 }

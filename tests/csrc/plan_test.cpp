@@ -103,13 +103,20 @@ qlinear::cuda::Form form_of_plan(const ql_cuda_plan& plan) {
   return plan.warpgroups ? Form::kFedWarpgroups : plan.copy_warp ? Form::kFed : Form::kAlone;
 }
 
+// Weights may be rounded to x's 16 bits: results and scales have no more, and fp16 holds them all.
+bool rounding_allowed(const ql_linear_params& params) {
+  return params.x_dtype == params.scale_dtype && params.y_dtype != QL_F32 &&
+         (params.x_dtype == QL_BF16 || params.weights_fit == 1);
+}
+
 // Tiles cover all rows and features, none is empty, and a lower one would not hold all rows.
 bool tiles_fit(const ql_linear_params& params, const ql_cuda_plan& plan) {
   const int64_t rows = 8 * plan.token_blocks, columns = 16 * int64_t{plan.tile_blocks};
   const int64_t n_padded = layout::round_up(params.n, layout::kPadN);
   for (const auto& form : qlinear::cuda::kForms) {
-    const bool there =
-        qlinear::cuda::has_kernel(form, params.bits, qlinear::cuda::fine_groups(params.group_size));
+    const bool fine = qlinear::cuda::fine_groups(params.group_size);
+    const bool there = qlinear::cuda::serves(form, params.bits, fine) &&
+                       (rounding_allowed(params) || !qlinear::cuda::rounds(form, fine));
     if (there && form.form == form_of_plan(plan) && form.token_blocks < plan.token_blocks &&
         8 * form.token_blocks >= params.m) {
       return false;
@@ -129,10 +136,12 @@ bool kernel_fits(const ql_linear_params& params, const ql_cuda_device& device,
   const bool device_fits =
       form.form == Form::kAlone || (device.major == 9 && plan.warps_n * plan.warps_k % 4 == 0);
   const bool warps_fit = form.form != Form::kFedWarpgroups || plan.warps_n % 4 == 0;
+  const bool fine = params.group_size == 32 || params.group_size == 64;
+  if (qlinear::cuda::rounds(form, fine) && !rounding_allowed(params)) return false;
   return place.format / 2 == (params.x_dtype == QL_BF16) &&
          place.format % 2 == (params.bits == 8) && form.token_blocks == plan.token_blocks &&
          form.form == form_of_plan(plan) &&
-         place.fine == (params.group_size == 32 || params.group_size == 64) && device_fits &&
+         place.fine == (fine && !qlinear::cuda::one_for_all_groups(form)) && device_fits &&
          warps_fit;
 }
 
@@ -235,6 +244,8 @@ void check_every_problem(int part, int parts) {
           for (const int64_t m : shapes::kRows) {
             params.m = m;
             params.x_dtype = m % 2 == 0 ? QL_F16 : QL_BF16;
+            params.weights_fit = m % 3 != 0;
+            params.y_dtype = m % 5 == 0 ? QL_F32 : QL_F16;
             check_plan(sections, params, device, 0, choose_plan(params, device, 0));
           }
           if (multiprocessors == shapes::kMultiprocessors[0] || multiprocessors == 132) {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from qlinear_service.dtypes import DType
 from qlinear_service.kernels.cuda_abi import CudaDevice, CudaPlan
 
-NAME = re.compile(r"linear_(f16|bf16)_b(4|8)_rows(\d+)_(g128|g32_64)((?:_[a-z]+)*)")
+NAME = re.compile(r"linear_(f16|bf16)_b(4|8)_rows(\d+)_(g128|g32_64|g_any)((?:_[a-z]+)*)")
 MARKS = {"fed": "copy_warp", "wgmma": "warpgroups"}
 """Ends of names, and the field of a plan that each of them stands for."""
 
@@ -24,8 +24,8 @@ class Kernel:
     dtype: DType
     """Of x, after float32 was rounded."""
     bits: int
-    group_size: int
-    """One of those that it is for."""
+    groups: str
+    """Sizes that it is for, as its name says."""
     token_blocks: int
     """Blocks of eight rows of x in a tile."""
     marks: tuple[str, ...]
@@ -36,9 +36,20 @@ class Kernel:
         """What a plan must say to take it, whatever the format."""
         return self.token_blocks, self.marks
 
+    @property
+    def group_size(self) -> int:
+        """One of those that it is for."""
+        return 128 if self.groups == "g128" else 32
+
+    @property
+    def rounds(self) -> bool:
+        """Whether it rounds weights, and so takes scales and gives results of x's dtype alone."""
+        return "warpgroups" in self.marks and self.groups != "g128"
+
     def takes(self, bits: int, group_size: int) -> bool:
         """Say whether it is for layers of this format."""
-        return (bits, group_size in (32, 64)) == (self.bits, self.group_size == 32)
+        fine = group_size in (32, 64)
+        return bits == self.bits and self.groups in ("g_any", "g32_64" if fine else "g128")
 
     def runs_on(self, device: CudaDevice) -> bool:
         """Say whether a GPU has what the kernel is made of."""
@@ -77,7 +88,7 @@ def kernels_of(library: ctypes.CDLL) -> list[Kernel]:
                 name=name,
                 dtype=DType.F16 if parts[1] == "f16" else DType.BF16,
                 bits=int(parts[2]),
-                group_size=128 if parts[4] == "g128" else 32,
+                groups=parts[4],
                 token_blocks=int(parts[3]) // 8,
                 marks=tuple(MARKS[mark] for mark in parts[5].split("_")[1:]),
             )

@@ -51,6 +51,7 @@ FEW_FORMS = [
     Form(group_size=-1, symmetric=False, scale_dtype=DType.BF16, bias=torch.float32),
     Form(bits=8, group_size=-1, bias=torch.float16),
     Form(group_size=64, scale_dtype=DType.F32, bias=torch.bfloat16),
+    Form(bits=8, group_size=64, symmetric=False),
 ]
 
 

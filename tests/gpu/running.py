@@ -33,7 +33,10 @@ def check(
     exact: torch.Tensor,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Compute into memory full of NaN and compare every element."""
+    """Compute into memory full of NaN and compare every element.
+
+    Where another kernel would give 16-bit results, these are compared, too.
+    """
     y = torch.full((len(x), problem.logical.spec.n), math.nan, dtype=dtype, device=problem.device)
     kernels.linear(problem.layer, x, from_torch(dtype), out=y)
     try:
@@ -42,6 +45,11 @@ def check(
         plan = kernels.plan(problem.layer, len(x), from_torch(x.dtype), from_torch(dtype))
         shape = f"m={len(x)} {problem.logical.spec.shape} {problem.form} {x.dtype}"
         raise AssertionError(f"{shape}, {described(plan)}: {error}") from None
+    if dtype == torch.float32 and x.dtype != torch.float32:
+        plans = [kernels.plan(problem.layer, len(x), from_torch(x.dtype), from_torch(y_dtype))
+                 for y_dtype in (dtype, x.dtype)]  # fmt: skip
+        if plans[0].kernel != plans[1].kernel:
+            check(kernels, problem, x, exact, x.dtype)
 
 
 def described(plan: CudaPlan) -> str:

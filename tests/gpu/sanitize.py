@@ -119,11 +119,13 @@ def cases_of(kernel: Kernel) -> list[Case]:
     rows = 8 * kernel.token_blocks
     cases = []
     for n, k, m, whole in ((70, 200, rows + 3, 1), (64, 1024, rows - 3, 0)):
+        scale_dtype = DType.F16 if whole else DType.F32
         params = LinearParams(
             m=m, n=n, k=k, x_row_stride=k, y_row_stride=n + (3 if whole else 0), threads=1,
             group_size=kernel.group_size, bits=kernel.bits, compute_dtype=kernel.dtype,
-            x_dtype=kernel.dtype, scale_dtype=DType.F16 if whole else DType.F32,
-            y_dtype=DType.F16 if whole else DType.F32, bias_dtype=DType.BF16,
+            x_dtype=kernel.dtype, scale_dtype=kernel.dtype if kernel.rounds else scale_dtype,
+            y_dtype=DType.F16 if whole or kernel.rounds else DType.F32, bias_dtype=DType.BF16,
+            weights_fit=1,
         )  # fmt: skip
         if whole and not kernel.marks and kernel.dtype == DType.F16:
             params.x_dtype = DType.F32  # converted on its way, which the copy engine cannot do

@@ -14,6 +14,7 @@ from gpu.running import Call, plan_of
 
 from qlinear_service.dtypes import DType
 from qlinear_service.kernels.cuda_abi import CudaFlag, CudaPlan, Status
+from qlinear_service.kernels.torch_types import to_torch
 
 WARPS = ((1, 1), (1, 3), (1, 8), (1, 16), (2, 1), (2, 4), (2, 7), (4, 1), (4, 2), (4, 3), (8, 1),
          (8, 2))  # fmt: skip
@@ -29,17 +30,23 @@ OTHER_GPUS = (  # name, compute capability, multiprocessors, KiB of shared memor
 def tiles_of(kernels: RecordingKernels, form: Form) -> list[Kernel]:
     """Return one kernel for each tile that this GPU can multiply the form's layers by."""
     every = [kernel for kernel in kernels_of(kernels.library) if kernel.runs_on(kernels.info)]
-    of_form = [kernel for kernel in every if kernel.takes(form.bits, form.group_size)]
+    of_form = [kernel for kernel in every if kernel.takes(form.bits, form.group_size)
+               and (not kernel.rounds or kernel.dtype is form.scale_dtype)]  # fmt: skip
     return list({kernel.tile: kernel for kernel in of_form}.values())
+
+
+def results_of(kernel: Kernel) -> torch.dtype:
+    """Return a dtype in which a kernel gives results, float32 if it can."""
+    return to_torch(kernel.dtype) if kernel.rounds else torch.float32
 
 
 @pytest.mark.parametrize("form", FEW_FORMS, ids=str)
 def test_plans_of_every_kind(kernels: RecordingKernels, form: Form) -> None:
     """Those that this GPU has no registers or shared memory for are refused, the others right."""
     problem = Problem(kernels.device, 200, 1496, form)
-    x = problem.x(139)
-    exact = problem.product(x)
     for kernel in tiles_of(kernels, form):
+        x = problem.x(139, to_torch(kernel.dtype))
+        exact = problem.product(x)
         rows = 8 * kernel.token_blocks
         ran: set[tuple[str, int]] = set()
         for place, (warps, stages) in enumerate(itertools.product(WARPS, (2, 3, 4, 8))):
@@ -49,7 +56,7 @@ def test_plans_of_every_kind(kernels: RecordingKernels, form: Form) -> None:
             # Some counts of blocks in turn: over all of warps, stages and rows every one is met.
             for ctas, whole in (counts[(place + i) % len(counts)] for i in (0, 2, 4, 6, 9)):
                 plan = kernel.plan(warps=warps, stages=stages, ctas=ctas, whole_tiles=whole)
-                call = Call(kernels, problem, x[:m], plan=plan)
+                call = Call(kernels, problem, x[:m], results_of(kernel), plan=plan)
                 status = call.run()
                 if status != Status.BAD_PLAN:
                     call.check(exact[:m])
@@ -67,12 +74,12 @@ def test_more_blocks_than_can_run_at_once(kernels: RecordingKernels) -> None:
     form = Form(group_size=32)
     problem = Problem(kernels.device, 32, 128 * 1000, form)
     for kernel in tiles_of(kernels, form):
-        x = problem.x(5)
+        x = problem.x(5, to_torch(kernel.dtype))
         exact = problem.product(x)
         most = 0
         for warps, ctas in itertools.product(ARRANGEMENTS, (1, 2, 133, 250, 500, 1000)):
             plan = kernel.plan(warps=warps, stages=2, ctas=ctas, whole_tiles=0)
-            call = Call(kernels, problem, x, plan=plan)
+            call = Call(kernels, problem, x, results_of(kernel), plan=plan)
             if call.run() != Status.BAD_PLAN:  # for some there is too little scratch
                 call.check(exact)
                 most = max(most, plan.ctas)

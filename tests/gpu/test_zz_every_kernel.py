@@ -48,7 +48,7 @@ def test_path_rows_take_every_kernel_of_their_format(kernels: RecordingKernels) 
         assert taken(rows) == taken(range(1, 1100))
         exact = problem.product(x)
         for m in rows:
-            check(kernels, problem, x[:m], exact[:m])
+            check(kernels, problem, x[:m], exact[:m], torch.float16)
 
 
 def test_every_kernel_is_right_and_ran(kernels: RecordingKernels) -> None:
@@ -56,14 +56,18 @@ def test_every_kernel_is_right_and_ran(kernels: RecordingKernels) -> None:
     for kernel in every:
         if not kernel.runs_on(kernels.info):
             continue
-        form = Form(bits=kernel.bits, group_size=kernel.group_size, symmetric=False)
+        form = Form(
+            bits=kernel.bits, group_size=kernel.group_size, symmetric=False,
+            scale_dtype=kernel.dtype if kernel.rounds else DType.F16,
+        )  # fmt: skip
+        y_dtype = to_torch(kernel.dtype) if kernel.rounds else torch.float32
         problem = Problem(kernels.device, 200, 1024, form)
         rows, ran = 8 * kernel.token_blocks, 0
         cuts = ((rows + 3, 1, 2), (rows, 0, 5))
         for warps, (m, whole, ctas) in itertools.product(ARRANGEMENTS, cuts):
             x = problem.x(m, to_torch(kernel.dtype))
             plan = kernel.plan(warps=warps, stages=2, ctas=ctas, whole_tiles=whole)
-            call = Call(kernels, problem, x, plan=plan)
+            call = Call(kernels, problem, x, y_dtype, plan=plan)
             if call.run() != Status.BAD_PLAN:
                 call.check(problem.product(x))
                 ran += 1

@@ -28,7 +28,7 @@ def good_params(buffers: list[torch.Tensor]) -> LinearParams:
         x=x.data_ptr(), y=y.data_ptr(), qweight=layer.qweight.data_ptr(),
         scales=layer.scales.data_ptr(), m=2, n=64, k=128, x_row_stride=128, y_row_stride=64,
         group_size=128, bits=4, x_dtype=1, compute_dtype=1, scale_dtype=1, bias_dtype=1,
-        y_dtype=1, threads=1,
+        y_dtype=1, threads=1, weights_fit=1,
     )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ class LinearParams(ctypes.Structure):
         ("group_size", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("bits", "x_dtype", "compute_dtype", "scale_dtype")),
         *((name, ctypes.c_int32) for name in ("bias_dtype", "y_dtype", "threads", "body")),
+        *((name, ctypes.c_int32) for name in ("weights_fit", "reserved")),
     ]
 
 

@@ -95,7 +95,7 @@ class CudaKernels:
         for rows in ROWS_TRIED:
             params = LinearParams(
                 n=4096, k=4096, group_size=128, bits=bits, scale_dtype=DType.F16,
-                compute_dtype=DType.F16, bias_dtype=DType.F16, threads=1,
+                compute_dtype=DType.F16, bias_dtype=DType.F16, threads=1, weights_fit=1,
             )  # fmt: skip
             plan = self._plan(params, rows, DType.F16, DType.F16)
             path = (plan.kernel, plan.token_blocks, plan.whole_tiles, plan.m_tiles > 1)

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from qlinear_service.kernels.abi import LinearParams
-from qlinear_service.kernels.layer_params import layer_params
+from qlinear_service.kernels.layer_params import layer_params, weights_fit
 from qlinear_service.kernels.tuned_plans import LayerPlans, TunedPlans
 from qlinear_service.layers import QuantizedLinear
 
@@ -48,6 +48,7 @@ class KnownLayers:
                     f"to_device, expected {device}"
                 )
             params = layer_params(layer)
+            params.weights_fit = weights_fit(layer)
             known = self._known[layer] = Known(params, self.tuned.of(params))
         return known
 

@@ -5,7 +5,9 @@ from qlinear_service.kernels.abi import LinearParams
 from qlinear_service.kernels.torch_types import from_torch
 from qlinear_service.layers import QuantizedLinear
 
-__all__ = ["layer_params"]
+__all__ = ["layer_params", "weights_fit"]
+
+LARGEST_F16 = 65504.0
 
 
 def layer_params(layer: QuantizedLinear, *, threads: int = 1) -> LinearParams:
@@ -30,3 +32,13 @@ def layer_params(layer: QuantizedLinear, *, threads: int = 1) -> LinearParams:
         bias_dtype=DType.F32 if layer.bias is None else from_torch(layer.bias.dtype),
         threads=threads,
     )
+
+
+def weights_fit(layer: QuantizedLinear) -> bool:
+    """Return whether float16 holds all weights of `layer`, whatever its codes and zero points.
+
+    Reads all scales, so a layer is asked once. Without it kernels keep to float32 scales.
+    """
+    if layer.scales.numel() == 0:
+        return False
+    return layer.scales.abs().amax().item() * 2.0**layer.spec.bits <= LARGEST_F16

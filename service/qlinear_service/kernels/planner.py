@@ -90,6 +90,7 @@ def problem(
     return LinearParams(
         m=m, n=n, k=k, bits=bits, group_size=group_size, x_row_stride=k, y_row_stride=n, threads=1,
         x_dtype=dtype, compute_dtype=dtype, scale_dtype=dtype, bias_dtype=dtype, y_dtype=dtype,
+        weights_fit=1,
     )  # fmt: skip
 
 

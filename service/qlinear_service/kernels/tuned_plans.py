@@ -106,7 +106,7 @@ class LayerPlans:
 
     def __init__(self, entries: _Entries, planner: Planner, device: CudaDevice) -> None:
         self._entries, self._planner, self._device = entries, planner, device
-        self._known: dict[tuple[int, int, int], CudaPlan | None] = {}
+        self._known: dict[tuple[int, ...], CudaPlan | None] = {}
 
     def plan(self, params: LinearParams) -> CudaPlan | None:
         """Return the complete plan for a product; None: the planner's own.
@@ -114,7 +114,7 @@ class LayerPlans:
         Args:
             params: of that product; where its data lie is not looked at.
         """
-        key = params.m, params.x_dtype, params.scale_dtype
+        key = params.m, params.x_dtype, params.scale_dtype, params.y_dtype, params.weights_fit
         if key in self._known:
             return self._known[key]
         bucket = bucket_of(params.m)
