@@ -14,8 +14,8 @@ from running_server import K, Running, Start, assert_close, quick_config
 
 from qlinear_client import AsyncClient, Unavailable, _config
 from qlinear_service import server as server_module
-from qlinear_service.channel import channel_options
-from qlinear_service.config import ServiceConfig
+from qlinear_service.channel import channel_options, max_stream_seconds
+from qlinear_service.config import ServerConfig, ServiceConfig
 
 X = torch.ones(2, K).half()
 PING_INTERVAL = "grpc.http2.min_ping_interval_without_data_ms"
@@ -41,6 +41,20 @@ def test_grpc_knows_every_option_that_is_set() -> None:
     options = [*channel_options(ServiceConfig()), *_config.channel_options(1 << 20)]
     unknown = [name for name, _ in options if name.encode() + b"\0" not in library]
     assert not unknown
+
+
+@pytest.mark.parametrize("seconds", [0.1, 2.0, 300.0])
+def test_connections_live_as_long_as_asked_and_streams_are_never_cut_off(seconds: float) -> None:
+    config = ServiceConfig(server=ServerConfig(max_connection_seconds=seconds))
+    ages = set()
+    for _ in range(20):
+        options = dict(channel_options(config))
+        ages.add(options["grpc.max_connection_age_ms"])
+        assert options["grpc.max_connection_age_grace_ms"] >= 1000 * max_stream_seconds(seconds)
+    assert min(ages) >= 900 * seconds
+    assert max(ages) <= 1100 * seconds
+    assert len(ages) > 1  # not all clients look for new servers at once
+    assert max_stream_seconds(seconds) < 0.9 * seconds
 
 
 def frame(kind: int, flags: int = 0, payload: bytes = b"") -> bytes:
