@@ -15,7 +15,7 @@ DEFAULT_BUDGET_SECONDS = 280.0
 SWEEP_SECONDS = 8.0
 QUICK_SHAPES, QUICK_ROWS = "l7b.o,l8b.gateup,l70b.down", "1,16,64"
 PEERS = ("cublas", "humming")
-MODES = ("dependent", "invariant", "tuned")
+MODES = ("dependent", "invariant", "tuned", "tuned-dependent")
 
 EPILOG = """\
 method
@@ -111,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="LIST",
         help="our modes beside the plain one: dependent "
         "(programmatic dependent launch), invariant (of the batch), tuned (plans of the tables "
-        "that a server would use); a sweep runs in them instead",
+        "that a server would use), tuned-dependent (both); a sweep runs in them instead",
     )
     add("--quick", action="store_true", help="three shapes, M = 1, 16, 64, f16, fewer replays")
     add("--sweep", action="store_true", help="try plans for each shape and M, and show the best")

@@ -40,6 +40,7 @@ MODE_FLAGS = {
     "dependent": CudaFlag.DEPENDENT,
     "invariant": CudaFlag.BATCH_INVARIANT,
     "tuned": CudaFlag.NONE,
+    "tuned-dependent": CudaFlag.DEPENDENT,
 }
 
 
@@ -183,7 +184,7 @@ class Runner:
         """Return who competes in a cell."""
         found: list[Contestant] = [self.ours]
         for mode in self.options.modes:
-            tables = read_tables(default_cache_dir()) if mode == "tuned" else ()
+            tables = read_tables(default_cache_dir()) if mode.startswith("tuned") else ()
             name = f"qlinear {mode}"
             found.append(Ours(self.gpu, self.library, name, MODE_FLAGS[mode], tables))
         if cell.variant in self.options.peer_variants:

@@ -167,6 +167,7 @@ int ql_cuda_inline_rows(void);
 
 // Lets kernels of `device` read and write host memory that stays where it is until
 // ql_cuda_unregister(). QL_BAD_DEVICE where kernels would need other addresses than the host.
+// Several devices may register the same memory; it is let go of when all have unregistered it.
 int ql_cuda_register(void* memory, int64_t bytes, int device);
 int ql_cuda_unregister(void* memory, int device);
 

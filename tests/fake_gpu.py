@@ -14,6 +14,7 @@ import torch
 from qlinear_service.dtypes import DType
 from qlinear_service.errors import EngineLost
 from qlinear_service.gpu.express import Trip
+from qlinear_service.gpu.stages import Stage, copied
 from qlinear_service.gpu.streams import Times
 from qlinear_service.kernels import reference
 from qlinear_service.kernels.torch_types import to_torch
@@ -21,6 +22,13 @@ from qlinear_service.layers import QuantizedLinear
 
 WAIT_SECONDS = 5.0
 STEPS = ("copy_in", "kernel", "copy_out")
+
+
+Linear = Callable[[QuantizedLinear, torch.Tensor, DType], torch.Tensor]
+
+
+def reference_linear(layer: QuantizedLinear, x: torch.Tensor, dtype: DType) -> torch.Tensor:
+    return reference.linear(layer, x, output_dtype=dtype)
 
 
 class Marks:
@@ -36,9 +44,16 @@ class Lost(RuntimeError):
 
 
 class FakeGpu:
-    """Three streams; a step runs when its gate is open."""
+    """Three streams; a step runs when its gate is open.
 
-    def __init__(self) -> None:
+    Args:
+        linear: multiplies; the reference unless told otherwise.
+    """
+
+    scatters = True
+
+    def __init__(self, linear: Linear = reference_linear) -> None:
+        self.linear = linear
         self.gates = {step: threading.Event() for step in STEPS}
         self.log: list[str] = []
         """Each step as it begins, "kernel begins", and as it ends, "kernel"."""
@@ -115,6 +130,12 @@ class FakeGpu:
 
     def new_marks(self) -> Marks:
         return Marks()
+
+    def new_stage(self) -> Stage:
+        return Stage(self)
+
+    def results(self, stage: Stage, layer: QuantizedLinear, rows: int, dtype: DType) -> memoryview:
+        return copied(stage.y.host[: rows * layer.spec.n * dtype.itemsize])
 
     def admit(self, address: int, nbytes: int) -> str:
         if not self.keeps_out:
@@ -200,7 +221,7 @@ class FakeGpu:
             fault = self.faults(x)
             if fault:
                 raise RuntimeError(fault)
-            y.copy_(reference.linear(layer, x, output_dtype=dtype))
+            y.copy_(self.linear(layer, x, dtype))
 
         self._run("kernel", marks, "copy_in", work)
 

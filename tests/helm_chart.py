@@ -70,6 +70,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "hpa": {"model": CLAIM, "autoscaling": {"kind": "hpa"}},
     "keda": {"model": CLAIM, "autoscaling": {"kind": "keda", "queueRows": 64}},
     "everything": EVERYTHING,
+    "gpus": {"model": CLAIM, "gpu": {"count": 4, "mode": "replicate"}},
     "nothing": {
         "model": CLAIM,
         "drain": {"preStopSeconds": 0, "delaySeconds": 0, "graceSeconds": 0},

@@ -2,14 +2,14 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from qlinear_service.cost import CostCurve, Steps
-from qlinear_service.measured import Load
+from qlinear_service.measured import Load, MeasuredDevice
 from qlinear_service.metrics import Metrics
 from qlinear_service.roofline import Roofline
 
@@ -75,6 +75,7 @@ def metrics_of(
     telemetry: Mapping[tuple[str, ...], float] | None = None,
     tuned: Iterable[tuple[str, int, float]] = (),
     curves: Mapping[str, CostCurve] | None = None,
+    devices: Sequence[MeasuredDevice] = (),
 ) -> Metrics:
     """Return metrics that know these layers, and a queue with that many rows of each waiting."""
     metrics = Metrics(
@@ -90,11 +91,17 @@ def metrics_of(
         layers=map(Layer, specs),
         kernels="torch",
         load_seconds=0.5,
-        roofline=roofline,
         load=load,
         curves=curves,
-        telemetry=None if telemetry is None else lambda: telemetry,
-        tuned_bandwidths=tuned,
+        devices=devices
+        or [
+            MeasuredDevice(
+                name="cpu",
+                roofline=roofline,
+                telemetry=None if telemetry is None else lambda: telemetry,
+                tuned_bandwidths=tuple(tuned),
+            )
+        ],
     )
     return metrics
 
@@ -102,7 +109,13 @@ def metrics_of(
 ROOFLINE = Roofline(sizes_bytes=(100, 200), read_seconds=(1e-6, 4e-6), products_per_second=1e9)
 
 
-def compute(metrics: Metrics, layer: str, rows: int, seconds: float = 1e-3) -> None:
+def compute(
+    metrics: Metrics,
+    layer: str,
+    rows: int,
+    seconds: float = 1e-3,
+    launches: Sequence[tuple[str, int]] = (),
+) -> None:
     metrics.waited(layer, [2e-3])
     metrics.batch_finished(
         layer,
@@ -112,6 +125,7 @@ def compute(metrics: Metrics, layer: str, rows: int, seconds: float = 1e-3) -> N
         y_itemsize=4,
         transfers=[("gather", 10_000)],
         kernel_seconds=seconds,
+        launches=launches,
     )
 
 
@@ -144,16 +158,19 @@ def crowd() -> Iterator[Spec]:
         yield Spec(f"model.layers.{number}.mlp.down_proj", n=1024 * (1 + number % 6), k=4096)
 
 
-def busy_metrics() -> Metrics:
-    """Metrics of the crowd after all that can happen to it has happened."""
+def busy_metrics(*devices: str) -> Metrics:
+    """Metrics of the crowd after all that can happen to it has happened, on each device."""
     specs = list(crowd())
     waiting = {spec.name: 1 for spec in specs}
-    metrics = metrics_of(*specs, roofline=ROOFLINE, waiting=waiting, curves=curves_of(*specs))
+    known = [MeasuredDevice(name=name, roofline=ROOFLINE) for name in devices]
+    metrics = metrics_of(
+        *specs, roofline=ROOFLINE, waiting=waiting, curves=curves_of(*specs), devices=known
+    )
     calls = itertools.product(specs, ("MatMul", "MatMulStream"), ("OK", "INVALID_ARGUMENT"))
     for spec, method, code in calls:
         metrics.call_finished(method, [spec.name], code, 0.001)
     for spec, rows in itertools.product(specs, (1, 8, 16, 32, 64, 128, 512, 1000)):
-        compute(metrics, spec.name, rows)
+        compute(metrics, spec.name, rows, launches=[(name, 10_000) for name in devices])
     metrics.slot_filled(1e-6)
     metrics.replied(1e-6)
     for reason in ("queue_rows", "queue_bytes", "queue_age", "too_large", "not_serving", "other"):

@@ -7,6 +7,7 @@
 // of a cluster run at the same time by definition: nobody waits for one that may not be resident.
 #pragma once
 
+#include "cuda/direct.cuh"
 #include "cuda/feed.cuh"
 #include "cuda/step.cuh"
 #include "cuda/warpgroup.cuh"
@@ -119,19 +120,24 @@ struct FedKernel {
     }
   }
 
-  __device__ __forceinline__ void finish_tile(int tile) {
-    int n_tile = tile, m_tile = 0;
-    if (args.m_tiles > 1) {
-      n_tile = tile / args.m_tiles;
-      m_tile = tile - n_tile * args.m_tiles;
+  __device__ __forceinline__ void finish_tile(const FedTile& tile) {
+    const int n0 = tile.n * args.tile_blocks * layout::kTileN;
+    if (kWarpgroups && args.direct) {
+      const int row0 = tile.m * kTileRows;
+      // A warp beyond the tile's features has those of the last one, which stores them itself.
+      if (warp_n < args.tile_blocks) {
+        store_directly(args.output, totals[0], row0, args.m - row0, n0 + warp_n * layout::kTileN,
+                       lane);
+      }
+      return;
     }
-    const int n0 = n_tile * args.tile_blocks * layout::kTileN;
     const int fours = args.tile_blocks * (layout::kTileN / 4);
     constexpr int kParts = kTokenBlocks / kPartBlocks;
     if (args.memory.partials == 0) block_barrier();  // over the rings: nobody reads them any more
 #pragma unroll 1
     for (int part = 0; part < kParts; ++part) {
-      const int row0 = m_tile * kTileRows + part * kPartRows, rows = min(args.m - row0, kPartRows);
+      const int row0 = tile.m * kTileRows + part * kPartRows;
+      const int rows = min(args.m - row0, kPartRows);
       if (rows <= 0) return;
 #pragma unroll
       for (int i = 0; i < kParts; ++i) {  // a register's number must be known
@@ -207,14 +213,20 @@ struct FedKernel {
     if (lane == 0) barrier_arrive(slot.free);
   }
 
-  // So many steps of one tile.
-  __device__ __forceinline__ void multiply_steps(int steps) {
+  // So many steps of one tile of so many rows, or more than it holds.
+  __device__ __forceinline__ void multiply_steps(int steps, int rows) {
     if constexpr (kWarpgroups) {
       if (steps == 0) return;
       const auto slots = [&] { return take(); };
       const auto back = [&](const Slot& slot) { give_back(slot); };
       if constexpr (kRounded) {
-        RoundedRun<Dtype, kBits, kTokenBlocks>(step).run(totals[0], steps, slots, back);
+        RoundedRun<Dtype, kBits, kTokenBlocks> run(step);
+        constexpr int kHalf = kTokenBlocks >= 16 ? kTokenBlocks / 2 : kTokenBlocks;
+        if (rows <= kHalf * kTokens) {
+          run.template run<kHalf>(totals[0], steps, slots, back);
+        } else {
+          run.template run<kTokenBlocks>(totals[0], steps, slots, back);
+        }
       } else if (is_plain<Dtype>(args.step)) {
         ExactRun<Dtype, kBits, kTokenBlocks, true>(step).run(totals[0], steps, slots, back);
       } else {
@@ -236,9 +248,10 @@ struct FedKernel {
       for (int j = 0; j < kBlocks; ++j) Step::clear(totals[j]);
       const int left = work.end_step - work.first_step - ahead;
       const int steps = left > 0 ? (left + args.warps_k - 1) / args.warps_k : 0;
-      multiply_steps(steps);
+      const FedTile at(args, tile);
+      multiply_steps(steps, args.m - at.m * kTileRows);
       ahead += steps * args.warps_k - (work.end_step - work.first_step);
-      finish_tile(tile);
+      finish_tile(at);
     }
   }
 

@@ -123,7 +123,8 @@ bool fed_args(const ql_linear_params& params, const ql_cuda_plan& plan, FedArgs&
   args.stages = plan.stages;
   args.cluster = plan.cluster;
   args.tiles = plan.m_tiles * plan.n_tiles;
-  args.m_tiles = plan.m_tiles;
+  args.full_m_tiles = plan.m_tiles - (last_rows_are_few(params, plan) ? 1 : 0);
+  args.full_tiles = args.full_m_tiles * plan.n_tiles;
   args.tile_blocks = plan.tile_blocks;
   args.tile_steps = static_cast<int>((k_padded + kStep - 1) / kStep);
   args.code_columns = layout::kTileN * kStep * params.bits / 8 / kWord;
@@ -142,6 +143,8 @@ bool fed_args(const ql_linear_params& params, const ql_cuda_plan& plan, FedArgs&
   args.by_fours = divider(plan.tile_blocks * (layout::kTileN / 4));
   args.by_part_fours = divider(args.memory.received_fours);
   args.output = output_of(params);
+  args.direct =
+      plan.warpgroups != 0 && plan.cluster == 1 && plan.warps_k == 1 && args.output.y_vector;
   return describe_x(params, plan.token_blocks * partition::kTokens, kStep / args.x_boxes,
                     args.x_map) &&
          describe_rows(CU_TENSOR_MAP_DATA_TYPE_FLOAT64, kWord, params.qweight,

@@ -28,6 +28,22 @@ struct FedWork {
   }
 };
 
+// Which rows and features a tile is of. Tiles of the same features come one after the other, but
+// for those of the last rows if these are few: they come last, so that nobody is left with several.
+struct FedTile {
+  int n, m;
+
+  __device__ __forceinline__ FedTile(const FedArgs& args, int tile) : n(tile), m(0) {
+    if (tile >= args.full_tiles) {
+      n = tile - args.full_tiles;
+      m = args.full_m_tiles;
+    } else if (args.full_m_tiles > 1) {
+      n = tile / args.full_m_tiles;
+      m = tile - n * args.full_m_tiles;
+    }
+  }
+};
+
 // The barriers of a thread block: a pair for each slot of the rings, and two for what the others of
 // its cluster send.
 struct FedBarriers {
@@ -105,19 +121,15 @@ struct CopyWarp {
     if (args.dependent && part == kRows) wait_for_previous_kernel();
     int group = 0, stage = 0, phase = 1;  // whose turn it is, and where its bytes go
     for (int tile = work.first_tile; tile < args.tiles; tile += work.tile_stride) {
-      int n_tile = tile, m_tile = 0;
-      if (args.m_tiles > 1) {
-        n_tile = tile / args.m_tiles;
-        m_tile = tile - n_tile * args.m_tiles;
-      }
+      const FedTile at(args, tile);
       // Tiles begin at different places of k: no row of x, and no part of the memory, is asked for
       // by all at once.
       const int steps = work.end_step - work.first_step;
-      int step = work.first_step + (steps > 0 ? n_tile % steps : 0);
+      int step = work.first_step + (steps > 0 ? at.n % steps : 0);
       for (int left = steps; left > 0; --left) {
         const int slot = group * args.stages + stage;
         barrier_wait(barriers.free + slot * 8, phase);
-        copy_step(slot, step, n_tile * args.tile_blocks, m_tile * kTileRows);
+        copy_step(slot, step, at.n * args.tile_blocks, at.m * kTileRows);
         if (++step == work.end_step) step = work.first_step;
         if (++group == args.warps_k) {
           group = 0;

@@ -177,15 +177,16 @@ struct LinearKernel {
 #pragma unroll
       for (int j = 0; j < kBlocks; ++j) Step::clear(totals[j]);
       const int begin = stripe.begin_of(tile), end = stripe.end_of(tile, args.tile_steps);
+      // Where groups meet all take as many turns, the last of which is not every group's.
+      const int stop = args.warps_n == 1 ? end : end + ahead;
       int next = begin + ahead;
-      for (int turn = begin; turn < end; turn += args.warps_k) {
+      for (; next < stop; next += args.warps_k) {
         wait_for_oldest(args.stages);
         group_barrier();
-        if (next >= end) break;  // the last turn, which is not every group's
+        if (next >= end) break;
         ring.fetch(lane, warp_n);
         step.run(totals, place());
         stage = stage + 1 == args.stages ? 0 : stage + 1;
-        next += args.warps_k;
       }
       ahead = next - end;
       finish_tile(tile);

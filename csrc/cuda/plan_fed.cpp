@@ -41,12 +41,19 @@ constexpr double kTileEnd = 1.62;
 constexpr double kShare = 0.876;     // what a cluster takes to add up
 constexpr double kAddBlock = 0.064;  // of 8 rows of an n-block, by a warp
 
+// Tiles that a thread block, or its cluster, does one after the other; those of few rows are less.
+double rounds_of(const ql_linear_params& params, const ql_cuda_plan& plan) {
+  constexpr double kFewRows = 0.8;
+  const int64_t tiles = int64_t{plan.m_tiles} * plan.n_tiles, at_once = plan.ctas / plan.cluster;
+  const int64_t few = last_rows_are_few(params, plan) ? plan.n_tiles : 0;
+  const int64_t whole = divide_up(tiles - few, at_once), all = divide_up(tiles, at_once);
+  return static_cast<double>(whole) + kFewRows * static_cast<double>(all - whole);
+}
+
 double fed_time(const ql_linear_params& params, const ql_cuda_device& device,
                 const ql_cuda_plan& plan) {
   const double steps = static_cast<double>(tile_steps(params));
-  const double tiles = static_cast<double>(plan.m_tiles) * plan.n_tiles;
-  const double rounds =
-      static_cast<double>(divide_up(static_cast<int64_t>(tiles), plan.ctas / plan.cluster));
+  const double rounds = rounds_of(params, plan);
   const double per_sm = static_cast<double>(divide_up(plan.ctas, device.sm_count));
   // Of a multiprocessor, whose thread blocks share what it can read and multiply.
   const double own_steps = rounds * steps / plan.cluster * per_sm;

@@ -2,6 +2,7 @@
 #include "cuda/rows.h"
 
 #include "cuda/host.h"
+#include "cuda/registered.h"
 
 namespace qlinear::cuda {
 namespace {
@@ -79,6 +80,18 @@ int on_device(int device, const char* operation, cudaError_t (*call)(void*, int6
   return check_cuda(call(memory, bytes), operation, 0, 0, bytes);
 }
 
+Registered& registered() {
+  static Registered all;
+  return all;
+}
+
+cudaError_t host_register(void* memory, int64_t bytes) {
+  return cudaHostRegister(memory, static_cast<size_t>(bytes),
+                          cudaHostRegisterPortable | cudaHostRegisterMapped);
+}
+cudaError_t host_unregister(void* memory, int64_t) { return cudaHostUnregister(memory); }
+cudaError_t nothing(void*, int64_t) { return cudaSuccess; }
+
 }  // namespace
 }  // namespace qlinear::cuda
 
@@ -95,15 +108,17 @@ extern "C" int ql_cuda_inline_rows(void) { return qlinear::cuda::kInlineRows; }
 extern "C" int ql_cuda_register(void* memory, int64_t bytes, int device) {
   if (memory == nullptr) return QL_NULL_POINTER;
   if (bytes < 1) return QL_BAD_SHAPE;
-  const auto call = [](void* area, int64_t size) {
-    return cudaHostRegister(area, static_cast<size_t>(size),
-                            cudaHostRegisterPortable | cudaHostRegisterMapped);
-  };
-  return qlinear::cuda::on_device(device, "registering host memory", call, memory, bytes);
+  using namespace qlinear::cuda;
+  return registered().add(memory, bytes, device, [=](bool is_new) {
+    const auto call = is_new ? host_register : nothing;
+    return on_device(device, "registering host memory", call, memory, bytes);
+  });
 }
 
 extern "C" int ql_cuda_unregister(void* memory, int device) {
   if (memory == nullptr) return QL_NULL_POINTER;
-  const auto call = [](void* area, int64_t) { return cudaHostUnregister(area); };
-  return qlinear::cuda::on_device(device, "unregistering host memory", call, memory, 0);
+  using namespace qlinear::cuda;
+  return registered().remove(memory, device, [=] {
+    return on_device(device, "unregistering host memory", host_unregister, memory, 0);
+  });
 }

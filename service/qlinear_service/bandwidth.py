@@ -1,17 +1,19 @@
 """Computations counted by shape and rows: their times and bytes, for ever and for the last 10 s.
 
+Those of each device by themselves; a batch that several compute is one launch on each.
+
 Told on the event loop; `Launches.live` may be asked from any thread. Knows the families by name
 and the time as a clock that is handed in.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from qlinear_service.measured import MeasuredLayer
+from qlinear_service.measured import MeasuredDevice, MeasuredLayer, Share
 from qlinear_service.metric_families import Family, Histogram
 from qlinear_service.roofline import Roofline
 
-__all__ = ["WINDOW_SECONDS", "Batches", "Launches", "Live"]
+__all__ = ["WINDOW_SECONDS", "Batches", "Launches", "Live", "together"]
 
 WINDOW_SECONDS = 10
 """Of whole seconds of the clock: the running one and those before it."""
@@ -22,24 +24,28 @@ class Batches:
     """What the batches of one layer need, looked up once; series of its shape."""
 
     shape: str
-    products: int
-    """Multiply-adds of one row."""
-    weight_bytes: int
-    x_elements: int
-    y_elements: int
+    k: int
+    n: int
+    shares: Mapping[str, Share]
+    """By device, where it is."""
     rows: Histogram
     requests: Histogram
 
     @classmethod
-    def of(cls, measured: MeasuredLayer, families: Mapping[str, Family]) -> "Batches":
+    def of(
+        cls,
+        measured: MeasuredLayer,
+        devices: Iterable[MeasuredDevice],
+        families: Mapping[str, Family],
+    ) -> "Batches":
         """Return what those of `measured` need."""
         spec = measured.spec
+        shares = ((device.name, device.share_of(measured)) for device in devices)
         return cls(
             shape=spec.shape,
-            products=spec.n * spec.k,
-            weight_bytes=measured.streamed_bytes,
-            x_elements=spec.k,
-            y_elements=spec.n,
+            k=spec.k,
+            n=spec.n,
+            shares={name: share for name, share in shares if share is not None},
             rows=families["qlinear_batch_rows"].histogram(spec.shape),
             requests=families["qlinear_batch_requests"].histogram(spec.shape),
         )
@@ -52,7 +58,10 @@ class Live:
     shape: str
     m: str
     launches: int
-    rows: int
+    batches: float
+    """Fewer than launches where several devices compute one together."""
+    rows: float
+    """Of those batches."""
     nbytes: int
     busy_seconds: float
     floor_seconds: float
@@ -72,12 +81,14 @@ class Live:
 class _Second:
     """Sums of one second."""
 
-    __slots__ = ("busy_seconds", "floor_seconds", "launches", "nbytes", "rows", "second")
+    __slots__ = (
+        *("batches", "busy_seconds", "floor_seconds", "launches", "nbytes", "rows", "second"),
+    )
 
     def __init__(self, second: int) -> None:
         self.second = second
-        self.launches = self.rows = self.nbytes = 0
-        self.busy_seconds = self.floor_seconds = 0.0
+        self.launches = self.nbytes = 0
+        self.batches = self.rows = self.busy_seconds = self.floor_seconds = 0.0
 
 
 class _Series:
@@ -100,26 +111,39 @@ class _Series:
 
 
 class Launches:
-    """Computations by shape and m.
+    """Computations of one device, by shape and m.
 
     Args:
         families: where the series live.
         device: their label.
         clock: seconds.
+        roofline: what the device was measured to do, if it was.
     """
 
     def __init__(
-        self, families: Mapping[str, Family], *, device: str, clock: Callable[[], float]
+        self,
+        families: Mapping[str, Family],
+        *,
+        device: str,
+        clock: Callable[[], float],
+        roofline: Roofline | None = None,
     ) -> None:
-        self.roofline: Roofline | None = None
-        """What the machine was measured to do, once that is known."""
+        self.roofline = roofline
         self._families = families
         self._device = device
         self._clock = clock
         self._series: dict[tuple[str, str], _Series] = {}
 
     def add(
-        self, shape: str, m: str, *, rows: int, nbytes: int, products: int, seconds: float
+        self,
+        shape: str,
+        m: str,
+        *,
+        rows: int,
+        nbytes: int,
+        products: int,
+        seconds: float,
+        share: float = 1.0,
     ) -> None:
         """Count one computation.
 
@@ -130,6 +154,7 @@ class Launches:
             nbytes: what it reads and writes, each once.
             products: multiply-adds.
             seconds: what it took.
+            share: of the batch's results, that this device computes.
         """
         series = self._series.get((shape, m))
         if series is None:
@@ -139,7 +164,8 @@ class Launches:
         series.busy_seconds.value += seconds
         now = series.second(int(self._clock()))
         now.launches += 1
-        now.rows += rows
+        now.batches += share
+        now.rows += rows * share
         now.nbytes += nbytes
         now.busy_seconds += seconds
         if self.roofline is not None:
@@ -154,6 +180,7 @@ class Launches:
                 shape=shape,
                 m=m,
                 launches=sum(second.launches for second in recent),
+                batches=sum(second.batches for second in recent),
                 rows=sum(second.rows for second in recent),
                 nbytes=sum(second.nbytes for second in recent),
                 busy_seconds=sum(second.busy_seconds for second in recent),
@@ -161,3 +188,24 @@ class Launches:
             )
             if live.busy_seconds:
                 yield live
+
+
+def together(found: Iterable[Live]) -> list[Live]:
+    """Return what all devices did for each shape and m, the busiest first."""
+    by_series: dict[tuple[str, str], list[Live]] = {}
+    for one in found:
+        by_series.setdefault((one.shape, one.m), []).append(one)
+    sums = [
+        Live(
+            shape=shape,
+            m=m,
+            launches=sum(one.launches for one in same),
+            batches=sum(one.batches for one in same),
+            rows=sum(one.rows for one in same),
+            nbytes=sum(one.nbytes for one in same),
+            busy_seconds=sum(one.busy_seconds for one in same),
+            floor_seconds=sum(one.floor_seconds for one in same),
+        )
+        for (shape, m), same in by_series.items()
+    ]
+    return sorted(sums, key=lambda one: -one.busy_seconds)

@@ -254,6 +254,7 @@ class Batcher:
             y_itemsize=batch.key.output_dtype.itemsize,
             transfers=result.transfers,
             kernel_seconds=result.kernel_nanoseconds / 1e9,
+            launches=result.launches,
         )
         return result, self._traced(batch, result, began)
 

@@ -4,18 +4,25 @@ Knows nothing of flags, environment or files: `config_sources.py` reads those an
 value came from. An owner is handed its own group and no other.
 """
 
-import os
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from qlinear_service.config_fields import Group, OptionError, computed_option, option
+from qlinear_service.config_fields import Group, OptionError, option
+from qlinear_service.config_kernels import (
+    AUTO,
+    DEVICE_MODES,
+    SPLIT,
+    TRANSFERS,
+    UNQUANTIZED,
+    KernelConfig,
+)
 from qlinear_service.config_server import ServerConfig
 from qlinear_service.config_tracing import TracingConfig
-from qlinear_service.kernels.build import default_cache_dir
 
 __all__ = [
     "AUTO",
+    "DEVICE_MODES",
     "SMALLEST_SLOT_BYTES",
+    "SPLIT",
     "TRANSFERS",
     "UNQUANTIZED",
     "BatchingConfig",
@@ -31,25 +38,12 @@ MIB = 1 << 20
 GIB = 1 << 30
 MOST_ROWS = (1 << 31) - 1  # messages carry the rows of a batch in 32 bits
 MOST_MEMORY_BYTES = 1 << 46  # 64 TiB: more than any machine has, and far from overflow anywhere
-MOST_THREADS = 1024  # more than the cores of any machine; tens of thousands crash OpenMP
 SMALLEST_SLOT_BYTES = 1024
-AUTO = "auto"
-UNQUANTIZED = (AUTO, "skip", "keep", "rtn", "mse")
-"""What may become of the layers that a checkpoint holds unquantized."""
-
-TRANSFERS = ("auto", "slab", "pinned")
-"""How rows may get to a GPU and back."""
 
 
 def size_class(nbytes: int) -> int:
     """Return the bytes of the slot that holds `nbytes`: the next power of two from 1 KiB."""
     return max(SMALLEST_SLOT_BYTES, 1 << max(nbytes - 1, 0).bit_length())
-
-
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return min(len(os.sched_getaffinity(0)), MOST_THREADS)
-    return min(os.cpu_count() or 1, MOST_THREADS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,69 +159,6 @@ class BatchingConfig(Group):
         minimum=0,
         maximum=86400,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelConfig(Group):
-    """Where and with what layers are computed. Owners: loading, kernels."""
-
-    device: str = option(
-        AUTO, "Device that computes: cpu, cuda:N, or auto: cuda:0 if it can be used, else cpu."
-    )
-    batch_invariant: bool = option(
-        False, "No bit of a row's result depends on the other rows of its batch; may be slower."
-    )
-    cpu_threads: int = computed_option(
-        _usable_cores,
-        "Most threads of one CPU computation; default: all usable cores.",
-        minimum=1,
-        maximum=MOST_THREADS,
-    )
-    cache_dir: Path = computed_option(  # noqa: RUF009 - a field specifier
-        default_cache_dir, "Folder of built kernels and measured costs; may be read-only or absent."
-    )
-    measure_seconds: float = option(
-        10.0,
-        "Longest time at the first start to measure what batches of each shape cost; kept in the "
-        "cache folder. 0 measures nothing.",
-        minimum=0,
-        maximum=600,
-    )
-    transfers: str = option(
-        "auto",
-        "How rows get to a GPU and back: slab, kernels read and write where calls lie; pinned, "
-        "copies through pinned buffers; auto, whichever is faster for the batch.",
-    )
-    unquantized: str = option(
-        AUTO,
-        "What becomes of layers that a checkpoint holds unquantized: skip; keep: multiply through "
-        "torch; rtn or mse: quantize them here to 4 bits; auto: rtn if no layer is quantized, "
-        "else skip.",
-    )
-    torch_only: bool = option(
-        False, "Compute with plain torch and build no kernels: right, and slow."
-    )
-
-    def __post_init__(self) -> None:
-        Group.__post_init__(self)
-        kind, colon, index = self.device.partition(":")
-        is_cuda = kind == "cuda" and colon and index.isdecimal() and len(index) < 4
-        if self.device not in ("cpu", AUTO) and not is_cuda:
-            problem = f"is {self.device!r}; expected cpu or cuda:N, as in cuda:0, or {AUTO}"
-            raise OptionError("device", problem)
-        if self.unquantized not in UNQUANTIZED:
-            choices = ", ".join(UNQUANTIZED)
-            raise OptionError("unquantized", f"is {self.unquantized!r}; expected {choices}")
-        if self.transfers not in TRANSFERS:
-            choices = ", ".join(TRANSFERS)
-            raise OptionError("transfers", f"is {self.transfers!r}; expected {choices}")
-        if self.torch_only and is_cuda:
-            raise OptionError("torch_only", f"is true, and that is for the CPU, not {self.device}")
-
-    @property
-    def cuda_ordinal(self) -> int | None:
-        """Which GPU is asked for; None for the CPU and for auto."""
-        return int(self.device.partition(":")[2]) if self.device.startswith("cuda") else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,14 +21,15 @@ from qlinear_service.curves import HostStepper, cost_curves
 from qlinear_service.errors import CheckpointError
 from qlinear_service.gpu.choice import choose_device
 from qlinear_service.gpu.loading import GpuPlace
+from qlinear_service.gpu.places import GpuPlaces
 from qlinear_service.gpu.stepper import DeviceStepper
 from qlinear_service.gpu.streams import Device
 from qlinear_service.kernels.assembly import Converter
 from qlinear_service.kernels.backends import CpuKernels, Kernels, load_kernels
 from qlinear_service.layers import LayerRegistry, LayerSpec, QuantizedLinear
-from qlinear_service.loaded import Loaded
+from qlinear_service.loaded import Loaded, Replica
 from qlinear_service.log_values import event
-from qlinear_service.measured import Telemetry
+from qlinear_service.measured import MeasuredDevice, Telemetry
 from qlinear_service.roofline import Roofline
 from qlinear_service.selftest import run_self_test
 
@@ -71,6 +72,12 @@ class Place(Protocol):
     ) -> Iterable[tuple[str, int, float]]:
         """Return shape, rows and bytes per second where a measured plan is known for a layer."""
 
+    def replicas(self) -> tuple[Replica, ...]:
+        """Return the devices that hold all layers each, where there are several."""
+
+    def devices(self, layers: LayerRegistry) -> tuple[MeasuredDevice, ...]:
+        """Return what each device holds of the loaded layers, where there are several."""
+
 
 class HostPlace:
     """The memory of the host, and the CPU."""
@@ -110,6 +117,14 @@ class HostPlace:
         """Return nothing: there are no plans on the CPU."""
         return ()
 
+    def replicas(self) -> tuple[Replica, ...]:
+        """Return nothing: there is one host."""
+        return ()
+
+    def devices(self, layers: LayerRegistry) -> tuple[MeasuredDevice, ...]:
+        """Return nothing: there is one host."""
+        return ()
+
 
 def load(path: Path, config: KernelConfig, stop: threading.Event) -> Loaded:
     """Return the layers under `path` and kernels that agree with the reference on each kind.
@@ -129,7 +144,7 @@ def load(path: Path, config: KernelConfig, stop: threading.Event) -> Loaded:
     sources = models.discover(path, plain=PlainOptions(treatment=config.unquantized))
     # The reference, and the kernels where they hand work to torch, keep to the same bound.
     torch.set_num_threads(config.cpu_threads)
-    place: Place = (HostPlace if config.device == "cpu" else GpuPlace)(config, stop)
+    place = _place(config, stop)
     kernels = place.kernels
     # Slow kernels that nobody asked for must be seen at any level.
     unwanted = kernels.name == "torch" and not config.torch_only
@@ -159,7 +174,15 @@ def load(path: Path, config: KernelConfig, stop: threading.Event) -> Loaded:
         gpu=place.device,
         telemetry=place.telemetry,
         tuned_bandwidths=tuple(place.tuned_bandwidths(registry)),
+        replicas=place.replicas(),
+        devices=place.devices(registry),
     )
+
+
+def _place(config: KernelConfig, stop: threading.Event) -> Place:
+    if config.device == "cpu":
+        return HostPlace(config, stop)
+    return (GpuPlaces if len(config.device_names) > 1 else GpuPlace)(config, stop)
 
 
 def _load_model(
@@ -193,6 +216,8 @@ def _curves(
     if place.device is not None:
         stepper = DeviceStepper(place.device, config.transfers)
         device += f", {config.transfers}"
+        if len(config.device_names) > 1:
+            device += f", {config.device_mode} over {len(config.device_names)}"
     return cost_curves(
         stepper,
         registry,

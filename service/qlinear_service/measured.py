@@ -5,9 +5,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
-__all__ = ["Load", "MeasuredLayer", "MeasuredSpec", "Telemetry"]
+from qlinear_service.roofline import Roofline
+
+__all__ = ["Load", "MeasuredDevice", "MeasuredLayer", "MeasuredSpec", "Share", "Telemetry"]
 
 Telemetry: TypeAlias = Callable[[], Mapping[tuple[str, ...], float]]
 """What a device says of itself: the name of a metric and its labels behind `device` -> value. Safe
@@ -52,6 +54,37 @@ class MeasuredLayer(Protocol):
     @property
     def packed_bytes(self) -> int:
         """Bytes of all tensors."""
+
+
+class Share(NamedTuple):
+    """What of a layer is on one device."""
+
+    n: int
+    """Output features."""
+    streamed_bytes: int
+    packed_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredDevice:
+    """What metrics know of one device."""
+
+    name: str
+    """The label, e.g. "cuda:0"."""
+    roofline: Roofline | None = None
+    """What it was measured to do, None if it was not."""
+    telemetry: Telemetry | None = None
+    """What it says of itself; None where it says nothing."""
+    tuned_bandwidths: tuple[tuple[str, int, float], ...] = ()
+    """Shape, rows and bytes per second, as measured when plans were tuned."""
+    shares: Mapping[str, Share] | None = None
+    """The layers of which it holds something, by full name; None: it holds all of each."""
+
+    def share_of(self, layer: MeasuredLayer) -> Share | None:
+        """Return what of `layer` it holds; None if that is nothing."""
+        if self.shares is None:
+            return Share(layer.spec.n, layer.streamed_bytes, layer.packed_bytes)
+        return self.shares.get(layer.spec.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

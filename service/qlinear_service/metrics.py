@@ -13,11 +13,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from qlinear_service.bandwidth import Batches, Launches, Live
+from qlinear_service.bandwidth import Batches, Launches, Live, together
 from qlinear_service.cost import CostCurve
-from qlinear_service.measured import Load, MeasuredLayer, Telemetry
+from qlinear_service.measured import Load, MeasuredDevice, MeasuredLayer
 from qlinear_service.metric_families import Histogram, Number, m_label, new_families
-from qlinear_service.roofline import Roofline
 
 __all__ = ["NO_LAYER", "UNKNOWN_LAYER", "Metrics"]
 
@@ -26,7 +25,6 @@ UNKNOWN_LAYER = "unknown"
 
 NO_LAYER = "none"
 """Label of calls of methods that have no layer."""
-
 
 MOST_LAYERS = 1024
 """A call that fails may have named millions: it is counted for so many of them."""
@@ -38,7 +36,7 @@ class Metrics(Collector):
     Args:
         registry: where scrapes look; one for each server.
         version: of this package.
-        device: what computes, e.g. "cpu".
+        device: what computes, e.g. "cpu"; of several devices the names.
         state: what the server is doing: "starting", "serving" or "draining".
         clock: seconds.
     """
@@ -65,12 +63,15 @@ class Metrics(Collector):
         self._answers: dict[tuple[str, str], Histogram] = {}
         self._waits: dict[str, Histogram] = {}
         self._batches: dict[str, Batches] = {}
-        self.launches = Launches(self.families, device=device, clock=clock)
+        self.devices: tuple[MeasuredDevice, ...] = ()
+        """What computes, once that is known."""
+        self.launches: dict[str, Launches] = {}
+        """By the name of the device."""
+        self._clock = clock
         self.curves: Mapping[str, CostCurve] = {}
         """What batches cost, by shape, where that was measured."""
         self.load: Load | None = None
         """Where to ask for queue and slab, once there are any."""
-        self._telemetry: Telemetry | None = None
         registry.register(self)
 
     def started(
@@ -79,11 +80,9 @@ class Metrics(Collector):
         layers: Iterable[MeasuredLayer],
         kernels: str,
         load_seconds: float,
-        roofline: Roofline | None,
+        devices: Sequence[MeasuredDevice],
         load: Load,
         curves: Mapping[str, CostCurve] | None = None,
-        telemetry: Telemetry | None = None,
-        tuned_bandwidths: Iterable[tuple[str, int, float]] = (),
     ) -> None:
         """Learn what is served, once, when it is loaded.
 
@@ -91,11 +90,9 @@ class Metrics(Collector):
             layers: the loaded ones.
             kernels: the name of what multiplies.
             load_seconds: from the start of loading on.
-            roofline: what the machine was measured to do, None if it was not.
+            devices: what computes, and what is known of each.
             load: where queue and slab tell how full they are.
             curves: what batches cost, by shape, where that was measured.
-            telemetry: what a GPU says of itself; None where there is none.
-            tuned_bandwidths: shape, rows and bytes per second, as measured when plans were tuned.
         """
         loaded = {layer.spec.name: layer for layer in layers}
         modules = Counter(layer.spec.module for layer in loaded.values())
@@ -103,27 +100,35 @@ class Metrics(Collector):
             self._full_names[name] = name
             if modules[layer.spec.module] == 1:
                 self._full_names.setdefault(layer.spec.module, name)
-        self.layers, self.load, self._telemetry = loaded, load, telemetry
-        self.launches.roofline = roofline
-        packed = sum(layer.packed_bytes for layer in loaded.values())
+        self.layers, self.load, self.curves = loaded, load, curves or {}
+        self.devices = tuple(devices)
         self._set("qlinear_layers_loaded", len(loaded))
-        self._set("qlinear_weight_bytes", packed, self.device)
         self._set("qlinear_load_seconds", load_seconds)
-        self.curves = curves or {}
-        for layer in loaded.values():
-            curve = self.curves.get(layer.spec.shape)
-            if curve is not None:
-                rows = curve.sweet_spot_rows
-                self._set("qlinear_sweet_spot_rows", rows, layer.spec.shape, self.device)
         self._set("qlinear_queue_limit_bytes", load.queue_limit_bytes)
         self._set("qlinear_build_info", 1, self.version, self.device, kernels)
+        for device in self.devices:
+            self._start_device(device)
+
+    def _start_device(self, device: MeasuredDevice) -> None:
+        name, roofline = device.name, device.roofline
+        self.launches[name] = Launches(
+            self.families, device=name, clock=self._clock, roofline=roofline
+        )
+        packed = 0
+        for layer in self.layers.values():
+            share = device.share_of(layer)
+            curve = self.curves.get(layer.spec.shape)
+            packed += 0 if share is None else share.packed_bytes
+            if share is not None and curve is not None:
+                rows = curve.sweet_spot_rows
+                self._set("qlinear_sweet_spot_rows", rows, layer.spec.shape, name)
+        self._set("qlinear_weight_bytes", packed, name)
         if roofline is not None:
             peak = roofline.peak_bytes_per_second
-            self._set("qlinear_hbm_peak_bytes_per_second", peak, self.device)
+            self._set("qlinear_hbm_peak_bytes_per_second", peak, name)
         # Of several measured row counts under one label the largest is the last.
-        for shape, m, rate in sorted(tuned_bandwidths):
-            name = "qlinear_tuned_bandwidth_bytes_per_second"
-            self._set(name, rate, shape, m_label(m), self.device)
+        for shape, m, rate in sorted(device.tuned_bandwidths):
+            self._set("qlinear_tuned_bandwidth_bytes_per_second", rate, shape, m_label(m), name)
 
     def call_finished(
         self,
@@ -193,6 +198,7 @@ class Metrics(Collector):
         y_itemsize: int,
         transfers: Iterable[tuple[str, int]],
         kernel_seconds: float,
+        launches: Sequence[tuple[str, int]] = (),
     ) -> None:
         """Count one computation that succeeded.
 
@@ -204,28 +210,40 @@ class Metrics(Collector):
             y_itemsize: bytes of one element of y.
             transfers: copies on the way: the direction and the nanoseconds of each.
             kernel_seconds: the computation itself.
+            launches: where there are several devices, those that took part in it, and the
+                nanoseconds of each.
         """
         batches = self._batches.get(layer)
         if batches is None:
-            batches = self._batches[layer] = Batches.of(self.layers[layer], self.families)
+            batches = Batches.of(self.layers[layer], self.devices, self.families)
+            self._batches[layer] = batches
         for direction, nanoseconds in transfers:
             copies = self.families["qlinear_transfer_seconds"].histogram(direction)
             copies.observe(nanoseconds / 1e9)
         batches.rows.observe(rows)
         batches.requests.observe(requests)
-        row_bytes = batches.x_elements * x_itemsize + batches.y_elements * y_itemsize
-        self.launches.add(
-            batches.shape,
-            m_label(rows),
-            rows=rows,
-            nbytes=batches.weight_bytes + rows * row_bytes,
-            products=rows * batches.products,
-            seconds=kernel_seconds,
-        )
+        took = [(device, nanoseconds / 1e9) for device, nanoseconds in launches]
+        for device, seconds in took or [(self.devices[0].name, kernel_seconds)]:
+            share = batches.shares[device]
+            row_bytes = batches.k * x_itemsize + share.n * y_itemsize
+            self.launches[device].add(
+                batches.shape,
+                m_label(rows),
+                rows=rows,
+                nbytes=share.streamed_bytes + rows * row_bytes,
+                products=rows * batches.k * share.n,
+                seconds=seconds,
+                share=share.n / batches.n,
+            )
 
     def live(self) -> list[Live]:
-        """Return what each shape and m did in the last 10 s, busiest first; for the page."""
-        return sorted(self.launches.live(), key=lambda live: -live.busy_seconds)
+        """Return what all devices did in the last 10 s by shape and m, busiest first."""
+        return together(one for some in self.launches.values() for one in some.live())
+
+    def devices_of(self, layer: str) -> str:
+        """Return the names of the devices that hold something of a layer, by its full name."""
+        measured = self.layers[layer]
+        return ",".join(one.name for one in self.devices if one.share_of(measured) is not None)
 
     def describe(self) -> Iterator[Metric]:
         """Name the families without looking at what they hold."""
@@ -242,15 +260,15 @@ class Metrics(Collector):
 
     def pulled(self) -> dict[str, list[tuple[tuple[str, ...], float]]]:
         """Return the gauges that are looked up at a scrape and counted nowhere."""
-        live = list(self.launches.live())
+        live = [(name, one) for name, some in self.launches.items() for one in some.live()]
         pulled: dict[str, list[tuple[tuple[str, ...], float]]] = {
             "qlinear_ready": [((), float(self.state() == "serving"))],
             "qlinear_hbm_bandwidth_bytes_per_second": [
-                ((one.shape, one.m, self.device), one.bytes_per_second) for one in live
+                ((one.shape, one.m, name), one.bytes_per_second) for name, one in live
             ],
             "qlinear_roofline_ratio": [
-                ((one.shape, one.m, self.device), one.roofline_ratio)
-                for one in live
+                ((one.shape, one.m, name), one.roofline_ratio)
+                for name, one in live
                 if one.roofline_ratio is not None
             ],
         }
@@ -258,9 +276,10 @@ class Metrics(Collector):
             rows = self.load.queue_rows()
             pulled["qlinear_queue_rows"] = [((name,), float(n)) for name, n in rows.items()]
             pulled["qlinear_inflight_bytes"] = [((), float(self.load.inflight_bytes()))]
-        if self._telemetry is not None:
-            for (name, *labels), number in self._telemetry().items():
-                pulled.setdefault(name, []).append(((self.device, *labels), number))
+        for device in self.devices:
+            told = {} if device.telemetry is None else device.telemetry()
+            for (name, *labels), number in told.items():
+                pulled.setdefault(name, []).append(((device.name, *labels), number))
         return pulled
 
     def _set(self, name: str, value: float, *labels: str) -> None:

@@ -20,6 +20,8 @@ class BatchResult:
     """Copies on the way: the label `direction` of each, and its nanoseconds."""
     in_slots: bool = False
     """The rows lie in the slots of the items, and go with them."""
+    launches: Sequence[tuple[str, int]] = ()
+    """Where there are several devices: those that took part, and the nanoseconds of each."""
 
 
 class Outcome(NamedTuple):

@@ -40,6 +40,14 @@ class Roofline:
         share = (nbytes - sizes[above - 1]) / (sizes[above] - sizes[above - 1])
         return times[above - 1] + share * (times[above] - times[above - 1])
 
+    def together(self, count: int) -> "Roofline":
+        """Return what `count` such machines can do that share out all they read and multiply."""
+        return Roofline(
+            sizes_bytes=tuple(count * nbytes for nbytes in self.sizes_bytes),
+            read_seconds=self.read_seconds,
+            products_per_second=count * self.products_per_second,
+        )
+
     def floor_seconds(self, nbytes: int, products: int) -> float:
         """Return the larger of reading `nbytes` and multiplying and adding `products` times."""
         return max(self.read_floor_seconds(nbytes), products / self.products_per_second)

@@ -5,11 +5,15 @@ from qlinear_service.config import ServiceConfig
 from qlinear_service.engine import BatchRunner, CpuRunner, Engine, WorkerThread
 from qlinear_service.errors import OutOfDeviceMemory
 from qlinear_service.gpu.engine import STAGES, GpuEngine
-from qlinear_service.loaded import Loaded
+from qlinear_service.gpu.replicas import ReplicaRunner
+from qlinear_service.loaded import Loaded, Replica
 from qlinear_service.scheduling import Pace, pace_of
 from qlinear_service.slots import Slab
 
 __all__ = ["new_queue", "new_runner", "paces_of"]
+
+STOP_SECONDS = 1.0
+"""How long an engine may take to end that has computed nothing yet."""
 
 
 def new_runner(
@@ -27,18 +31,24 @@ def new_runner(
         engine = Engine(kernels=loaded.kernels, registry=registry, slab=slab, roofline=roofline)
         return CpuRunner(engine, worker)
     stages = config.batching.max_batches_in_flight or STAGES
-    try:
-        return GpuEngine(
-            device=loaded.gpu,
-            registry=registry,
-            slab=slab,
-            stages=stages,
-            mode=config.kernels.transfers,
-            roofline=loaded.roofline,
-        )
-    except RuntimeError as error:
-        text = f"no room for the buffers of {stages} batches: {error}"
-        raise OutOfDeviceMemory(text) from None
+    only = Replica(config.kernels.device, loaded.gpu, registry)
+    engines: dict[str, BatchRunner] = {}
+    for name, device, held in loaded.replicas or (only,):
+        try:
+            engines[name] = GpuEngine(
+                device=device,
+                registry=held,
+                slab=slab,
+                stages=stages,
+                mode=config.kernels.transfers,
+                roofline=loaded.roofline,
+            )
+        except RuntimeError as error:
+            for made in engines.values():
+                made.stop(STOP_SECONDS)
+            text = f"no room for the buffers of {stages} batches: {error}"
+            raise OutOfDeviceMemory(text) from None
+    return ReplicaRunner(engines) if len(engines) > 1 else next(iter(engines.values()))
 
 
 def new_queue(loaded: Loaded, config: ServiceConfig) -> WorkQueue:

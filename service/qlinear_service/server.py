@@ -77,12 +77,12 @@ class Server:
         self.metrics = Metrics(
             registry=CollectorRegistry(),
             version=__version__,
-            device=config.kernels.device,
+            device=",".join(config.kernels.device_names),
             state=lambda: self._lifecycle.phase.value,
         )
         self._servicer = LinearServicer(
             limits=config.limits,
-            device=config.kernels.device,
+            device=",".join(config.kernels.device_names),
             batch_invariant=config.kernels.batch_invariant,
             lifecycle=self._lifecycle,
             max_stream_age_seconds=max_stream_seconds(config.server.max_connection_seconds),
@@ -159,15 +159,13 @@ class Server:
             layers=loaded.registry,
             kernels=loaded.kernels.name,
             load_seconds=time.perf_counter() - started,
-            roofline=loaded.roofline,
+            devices=loaded.measured(self._config.kernels.device),
             load=Load(
                 queue_rows=queue.rows_by_layer,
                 inflight_bytes=lambda: slab.used_bytes,
                 queue_limit_bytes=limits.max_queue_bytes,
             ),
             curves=loaded.curves,
-            telemetry=loaded.telemetry,
-            tuned_bandwidths=loaded.tuned_bandwidths,
         )
         self._batcher = Batcher(
             queue=queue,

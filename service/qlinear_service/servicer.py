@@ -15,11 +15,11 @@ from qlinear_service.callers import Caller
 from qlinear_service.calls import Serving
 from qlinear_service.codec import wire_dtype
 from qlinear_service.config import LimitsConfig
-from qlinear_service.cost import CostCurve
 from qlinear_service.errors import Unavailable, UnknownLayer
 from qlinear_service.kernels import layout
 from qlinear_service.layers import QuantizedLinear
 from qlinear_service.lifecycle import Lifecycle
+from qlinear_service.metrics import Metrics
 from qlinear_service.streaming import CallStream
 from qlinear_service.unread import COUNTED_BYTES, UnreadAnswers
 from qlinear_service.wire import CallFields
@@ -109,10 +109,8 @@ class LinearServicer:
             )
         layers = sorted(registry, key=lambda layer: layer.spec.name)
         wanted = (x for x in layers if not request.model or x.spec.model == request.model)
-        curves = self._ready().metrics.curves
-        return linear_pb2.ListLayersResponse(
-            layers=[self._describe(layer, curves.get(layer.spec.shape)) for layer in wanted]
-        )
+        metrics = self._ready().metrics
+        return linear_pb2.ListLayersResponse(layers=[_describe(layer, metrics) for layer in wanted])
 
     async def GetServerInfo(
         self, request: linear_pb2.GetServerInfoRequest, context: Context, caller: Caller
@@ -136,22 +134,24 @@ class LinearServicer:
             raise Unavailable("the server has not loaded its models yet; send the call again later")
         return self._serving
 
-    def _describe(self, layer: QuantizedLinear, curve: CostCurve | None) -> linear_pb2.Layer:
-        spec = layer.spec
-        return linear_pb2.Layer(
-            name=spec.name,
-            model=spec.model,
-            n=spec.n,
-            k=spec.k,
-            bits=spec.bits,
-            group_size=spec.group_size,
-            symmetric=spec.symmetric,
-            has_bias=spec.has_bias,
-            scale_dtype=wire_dtype(spec.scale_dtype),
-            device=self._device,
-            packed_bytes=layer.packed_bytes,
-            sweet_spot_rows=0 if curve is None else curve.sweet_spot_rows,
-        )
+
+def _describe(layer: QuantizedLinear, metrics: Metrics) -> linear_pb2.Layer:
+    spec = layer.spec
+    curve = metrics.curves.get(spec.shape)
+    return linear_pb2.Layer(
+        name=spec.name,
+        model=spec.model,
+        n=spec.n,
+        k=spec.k,
+        bits=spec.bits,
+        group_size=spec.group_size,
+        symmetric=spec.symmetric,
+        has_bias=spec.has_bias,
+        scale_dtype=wire_dtype(spec.scale_dtype),
+        device=metrics.devices_of(spec.name),
+        packed_bytes=layer.packed_bytes,
+        sweet_spot_rows=0 if curve is None else curve.sweet_spot_rows,
+    )
 
 
 def _deadline(context: Context) -> float | None:

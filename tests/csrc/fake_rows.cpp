@@ -2,8 +2,10 @@
 // Steps run at once and in order; the fake_... functions say what fails and what was asked for.
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <vector>
 
+#include "cuda/registered.h"
 #include "linear_cuda.h"
 
 namespace {
@@ -15,6 +17,8 @@ struct Fake {
   int64_t gathers = 0, scatters = 0, copies = 0, registered = 0;
   ql_cuda_batch last = {};
 } fake;
+
+auto registered = std::make_unique<qlinear::cuda::Registered>();
 
 int64_t item_bytes(int dtype) { return dtype == QL_F32 ? 4 : 2; }
 
@@ -41,7 +45,10 @@ int move_rows(const ql_cuda_rows& rows, bool to_host) {
 
 extern "C" {
 
-void fake_rows_reset(void) { fake = Fake{}; }
+void fake_rows_reset(void) {
+  fake = Fake{};
+  registered = std::make_unique<qlinear::cuda::Registered>();
+}
 void fake_fail_registers(int count) { fake.failing_registers = count; }
 void fake_fail_scatters(int count) { fake.failing_scatters = count; }
 void fake_pend(int waits) { fake.pending_waits = waits; }
@@ -53,18 +60,22 @@ void fake_last_batch(ql_cuda_batch* batch) { *batch = fake.last; }
 
 int ql_cuda_inline_rows(void) { return 64; }
 
-int ql_cuda_register(void*, int64_t bytes, int) {
-  if (fake.failing_registers > 0) {
-    --fake.failing_registers;
-    return QL_CUDA_ERROR;
-  }
-  fake.registered = bytes;
-  return QL_OK;
+// As CUDA does it: what is registered cannot be again, and what is not cannot be let go of.
+int ql_cuda_register(void* memory, int64_t bytes, int device) {
+  return registered->add(memory, bytes, device, [=](bool is_new) {
+    if (fake.failing_registers > 0) return --fake.failing_registers, int{QL_CUDA_ERROR};
+    if (is_new && fake.registered != 0) return int{QL_CUDA_ERROR};
+    if (is_new) fake.registered = bytes;
+    return int{QL_OK};
+  });
 }
 
-int ql_cuda_unregister(void*, int) {
-  fake.registered = 0;
-  return QL_OK;
+int ql_cuda_unregister(void* memory, int device) {
+  return registered->remove(memory, device, [] {
+    if (fake.registered == 0) return int{QL_CUDA_ERROR};
+    fake.registered = 0;
+    return int{QL_OK};
+  });
 }
 
 int ql_cuda_gather_rows(const ql_cuda_rows* rows, const ql_cuda_launch*) {

@@ -29,8 +29,9 @@ from qlinear_service.errors import ConfigError
 from qlinear_service.metric_families import new_families
 
 ADAPTER = ROOT / "deploy/helm/adapter-rules.yaml"
-OWNED = {"host", "port", "metrics_port", "device", "cache_dir", "cpu_threads"} | {
-    *("max_queue_bytes", "drain_delay_seconds", "grace_seconds", "trace_endpoint")
+OWNED = {"host", "port", "metrics_port", "cache_dir", "cpu_threads"} | {
+    *("device", "devices", "device_mode"),
+    *("max_queue_bytes", "drain_delay_seconds", "grace_seconds", "trace_endpoint"),
 }
 """Options that the chart sets itself, from values of other names."""
 
@@ -72,7 +73,7 @@ def test_options_are_all_of_the_servers_that_the_chart_does_not_set() -> None:
     schema = yaml.safe_load((CHART / "values.schema.json").read_text())
     options = schema["properties"]["server"]["properties"]["options"]["propertyNames"]["enum"]
     assert set(options) == OPTIONS.keys() - OWNED
-    words = [*server("everything")["args"], *server("cpu")["args"]]
+    words = [word for name in ("everything", "cpu", "gpus") for word in server(name)["args"]]
     flags = {word.partition("=")[0] for word in words if word.startswith("--")}
     assert {option.flag for name, option in OPTIONS.items() if name in OWNED} - flags == {
         "--cpu-threads"
@@ -262,4 +263,8 @@ def test_a_gpu_pod_asks_for_one_and_goes_where_they_are() -> None:
     assert server("everything")["resources"]["limits"]["nvidia.com/mig-1g.10gb"] == 1
     assert pod("everything")["tolerations"] == [taint, VALUES["everything"]["tolerations"][0]]
     assert pod("everything")["runtimeClassName"] == "nvidia"
+    assert server("gpus")["resources"]["limits"]["nvidia.com/gpu"] == 4
+    kernels = configuration("gpus")[1].kernels
+    assert (kernels.cuda_ordinals, kernels.device_mode) == ((0, 1, 2, 3), "replicate")
+    assert configuration("defaults")[1].kernels.cuda_ordinals == (0,)
     assert "tolerations" not in pod("cpu")

@@ -66,6 +66,7 @@ def test_kinds_are_those_that_were_asked_for() -> None:
         "hpa": usual | {"HorizontalPodAutoscaler"},
         "keda": usual | {"ScaledObject"},
         "everything": usual | {"ServiceMonitor", "PrometheusRule"},
+        "gpus": usual,
         "nothing": always,
     }
     assert {name: {m["kind"] for m in manifests(name)} for name in VALUES} == expected

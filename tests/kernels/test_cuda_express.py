@@ -44,7 +44,7 @@ class Bench:
         self.library.fake_rows_reset()
         self.gpu = CudaStreams(host)
         self.stage = Stage(self.gpu)
-        self.stage.grow(self.gpu, 1 << 16, 1 << 16)
+        self.stage.grow(1 << 16, 1 << 16)
         self.x = torch.randn(5, K).half()
         self.slots = torch.zeros((2, 2048), dtype=torch.uint8)
         flat = self.x.view(torch.uint8).view(-1)
@@ -144,7 +144,7 @@ def test_what_is_worked_out_is_kept_until_buffers_move(bench: Bench) -> None:
     assert len(bench.stage.prepared) == 1
     bench.gpu.submit(bench.trip(alone=True))
     assert len(bench.stage.prepared) == 2
-    bench.stage.grow(bench.gpu, 1 << 22, 1 << 22)
+    bench.stage.grow(1 << 22, 1 << 22)
     assert not bench.stage.prepared
     before = bench.last().product[0].x
     bench.slots[0, :240] = bench.x.view(torch.uint8).view(-1)[:240]
@@ -202,7 +202,7 @@ def test_a_wait_may_end_before_the_batch(bench: Bench) -> None:
     assert not bench.gpu.wait(bench.stage.marks, 1e-6)
     assert bench.gpu.wait(bench.stage.marks, 1e-6)
     bench.gpu.pair_nanoseconds = 2000
-    assert bench.gpu.times(bench.stage.marks) == (3000, 7000, 4000)
+    assert bench.gpu.times(bench.stage.marks)[:3] == (3000, 7000, 4000)
 
 
 def test_memory_that_cannot_be_registered_says_why(bench: Bench) -> None:

@@ -29,7 +29,7 @@ FLOORS: list[set[str]] = [
     | {"kernels.architectures", "kernels.driver", "kernels.nvcc"}
     | {"kernels.ninja", "kernels.library_cache"},
     {"config", "config_fields", "config_sources", "layers", "kernels.torch_types", "tracing"}
-    | {"config_tracing", "config_server", "metrics", "metric_series"}
+    | {"config_kernels", "config_server", "config_tracing", "metrics", "metric_series"}
     | {"measured", "metric_families", "bandwidth", "roofline", "cost"}
     | {"scheduling", "fairness"},
     {"kernels"},

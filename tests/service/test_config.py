@@ -3,6 +3,7 @@
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -163,8 +164,10 @@ def test_a_group_names_the_value_and_the_rule() -> None:
     for device in ("cuda", "cuda:", "cuda:x", "cpu:0", ""):
         with pytest.raises(ConfigError, match="expected cpu or cuda:N"):
             KernelConfig(device=device)
-    assert KernelConfig(device="cuda:3").cuda_ordinal == 3
-    assert KernelConfig().cuda_ordinal is None
+    assert KernelConfig(device="cuda:3").cuda_ordinals == (3,)
+    assert KernelConfig().cuda_ordinals == ()
+    assert KernelConfig().device_names == ("auto",)
+    assert KernelConfig(device="cpu").device_names == ("cpu",)
     with pytest.raises(ConfigError, match=r"torch_only: is true, .* for the CPU"):
         KernelConfig(device="cuda:0", torch_only=True)
 
@@ -223,3 +226,34 @@ def test_ways_across_the_bus_are_three() -> None:
     assert resolve(flags=parse("--transfers", "pinned")).config.kernels.transfers == "pinned"
     with pytest.raises(ConfigError, match="transfers: is 'rdma'; expected auto, slab, pinned"):
         resolve(flags=parse("--transfers", "rdma"))
+
+
+def test_several_devices_are_named_by_number() -> None:
+    config = KernelConfig(devices=" 0, 3")
+    assert config.cuda_ordinals == (0, 3)
+    assert config.device_names == ("cuda:0", "cuda:3")
+    assert config.device_mode == "split"
+    assert KernelConfig(devices="2", device="cuda:2").device_names == ("cuda:2",)
+    given = resolve(flags=parse("--devices", "1,0", "--device-mode", "replicate")).config.kernels
+    assert (given.cuda_ordinals, given.device_mode) == ((1, 0), "replicate")
+    assert resolve(environ={"QLINEAR_DEVICES": "0,1"}).config.kernels.cuda_ordinals == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"devices": "0,one"}, "devices: is '0,one'; expected numbers of GPUs, as in 0,1"),
+        ({"devices": "0,"}, "expected numbers of GPUs"),
+        ({"devices": "cuda:0"}, "expected numbers of GPUs"),
+        ({"devices": "1,1"}, "devices: is '1,1'; expected each GPU once"),
+        ({"devices": ",".join(map(str, range(17)))}, "16 of them at most"),
+        ({"devices": "0,1", "device": "cpu"}, "is '0,1', and device is cpu; give one of both"),
+        ({"devices": "0,1", "device": "cuda:1"}, "and device is cuda:1; give one of both"),
+        ({"devices": "0,1", "torch_only": True}, "that is for the CPU, not cuda:0, cuda:1"),
+        ({"device_mode": "copy"}, "device_mode: is 'copy'; expected split, replicate"),
+    ],
+)
+def test_devices_that_make_no_sense_are_one_sentence(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        KernelConfig(**options)
+    assert problem in str(refused.value)

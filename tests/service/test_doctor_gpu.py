@@ -1,6 +1,7 @@
 """qlinear doctor on the driver, GPUs, torch and GPU kernels, with all of them made up."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -78,6 +79,38 @@ def test_a_gpu_without_kernels_is_refused_by_name(doctor: Doctor) -> None:
     code, report = doctor("--device", "cuda:2")
     assert code == 1
     assert text(report, "gpu 2") == "cuda:2 is asked for, and the driver shows 2 GPUs"
+
+
+def test_several_gpus_are_tested_each_and_must_be_of_one_kind(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tested: list[int] = []
+    monkeypatch.setattr(
+        gpu_self_test, "tested_kinds", lambda path, ordinal: tested.append(ordinal) or 16
+    )
+    code, report = doctor("--devices", "0,1")
+    assert code == 1
+    assert states(report)["gpu 1"] == states(report)["gpus together"] == "fault"
+    assert "expected GPUs of one kind" in text(report, "gpus together")
+    assert report["device"] == "cuda:0, cuda:1"
+    second = replace(H200, ordinal=1)
+    two = Driver(cuda_version=(13, 0), gpus=(H200, second))
+    monkeypatch.setattr(gpu, "ask_driver", lambda: two)
+    monkeypatch.setattr(Library, "ql_cuda_device_info", supports_all)
+    tested.clear()
+    code, report = doctor("--devices", "0,1")
+    assert code == 0
+    assert tested == [0, 1]
+    assert "gpus together" not in report["findings"]
+    assert text(report, "gpu 1 test") == "cuda:1 agrees with the reference on 16 kinds of layers"
+    code, report = doctor("--devices", "0,2")
+    assert code == 1
+    assert text(report, "gpu 2") == "cuda:2 is asked for, and the driver shows 2 GPUs"
+
+
+def supports_all(self: Library, ordinal: int, info: Any) -> int:
+    info.supported = 1
+    return 0
 
 
 @pytest.mark.parametrize("error", [SelfTestError("off by one"), RuntimeError("out of memory\nat")])

@@ -33,6 +33,12 @@ def test_the_exposition_stays_under_3000_lines() -> None:
     assert set(samples_of(before)) == set(samples_of(after))
 
 
+def test_each_further_device_adds_some_hundred_lines() -> None:
+    one, four = busy_metrics("cuda:0"), busy_metrics(*(f"cuda:{i}" for i in range(4)))
+    lines = [len(generate_latest(metrics.registry).splitlines()) for metrics in (one, four)]
+    assert 500 < (lines[1] - lines[0]) / 3 < 900
+
+
 def test_a_failed_call_of_many_names_is_no_burden() -> None:
     (metrics := metrics_of(UP)).call_finished("MatMul", ["x"] * 1_000_000, "NOT_FOUND", 0.0)
     labels = {"method": "MatMul", "layer": "unknown", "code": "NOT_FOUND"}

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -93,6 +94,29 @@ def test_what_is_asked_for_is_taken_or_refused(machine: Callable[..., None]) -> 
     machine(NO_DRIVER)
     with pytest.raises(ConfigError, match="serve with --device cpu"):
         choose_device(KernelConfig(device="cuda:0"))
+
+
+def test_several_that_are_asked_for_must_be_there_and_of_one_kind(
+    machine: Callable[..., None],
+) -> None:
+    both = (H200, replace(H200, ordinal=1))
+    machine(Driver(gpus=both), library=False)
+    found = choose_device(KernelConfig(devices="0,1"))
+    assert (found.config.device, found.config.devices) == ("cuda:0", "0,1")
+    assert choose_device(found.config) == found, "it is asked again where layers are loaded"
+    with pytest.raises(ConfigError, match="device is cuda:2, and the driver shows cuda:0 NVIDIA"):
+        choose_device(KernelConfig(devices="0,2"))
+    machine(Driver(gpus=(*both, replace(H200, ordinal=2, name="NVIDIA H100"))))
+    assert choose_device(KernelConfig(devices="1,0")).config.device == "cuda:1"
+    text = "devices are cuda:1 NVIDIA H200, cuda:2 NVIDIA H100; expected GPUs of one kind"
+    with pytest.raises(ConfigError, match=text):
+        choose_device(KernelConfig(devices="1,2"))
+    machine(Driver(gpus=(H200, replace(ORIN, ordinal=1))))
+    with pytest.raises(ConfigError, match="Orin has compute capability"):
+        choose_device(KernelConfig(devices="0,1"))
+    machine(NO_DRIVER)
+    with pytest.raises(ConfigError, match="there is no NVIDIA driver"):
+        choose_device(KernelConfig(devices="0,1"))
 
 
 def some_layers() -> list[QuantizedLinear]:

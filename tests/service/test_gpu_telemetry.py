@@ -11,6 +11,7 @@ from measured_layers import Spec, metrics_of, scrape, value
 
 from qlinear_service.gpu import telemetry
 from qlinear_service.gpu.telemetry import TOO_OLD_SECONDS, GpuTelemetry, open_telemetry
+from qlinear_service.measured import MeasuredDevice
 
 WAIT_SECONDS = 10
 CUDA = torch.device("cuda:1")
@@ -132,8 +133,7 @@ def test_a_driver_that_hangs_holds_up_no_scrape_and_its_last_words_grow_old(nvml
     gpu.sample()
     nvml.answers.clear()
     gpu.start()
-    metrics = metrics_of(Spec("up", n=16), telemetry=gpu())
-    metrics._telemetry = gpu
+    metrics = metrics_of(Spec("up", n=16), devices=[MeasuredDevice(name="cpu", telemetry=gpu)])
     power = {"device": "cpu"}
     assert value(scrape(metrics), "qlinear_gpu_power_watts", **power) == 699.5
     reason = {"device": "cpu", "reason": "power_cap"}

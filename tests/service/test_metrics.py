@@ -10,6 +10,7 @@ from measured_layers import (
     Layer,
     Spec,
     compute,
+    curves_of,
     everything,
     everything_of,
     metrics_of,
@@ -22,6 +23,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from qlinear_service.measured import MeasuredDevice, Share
 from qlinear_service.metric_families import m_label, new_families, quantile
 
 UP, DOWN, TWIN = Spec("up", n=16), Spec("down", n=32), Spec("up", n=16, model="other")
@@ -229,3 +231,50 @@ def test_quantiles_are_those_of_prometheus() -> None:
     assert quantile((1.0, 2.0), [0, 10, 0], 0.5) == 1.5
     assert quantile((1.0, 2.0), [10, 0, 0], 0.5) == 0.5
     assert quantile((1.0, 2.0), [1, 0, 9], 0.99) == 2.0
+
+
+def test_a_batch_on_several_devices_is_a_launch_on_each_and_one_batch() -> None:
+    """The bytes of each are those of its share, and of the rows that both of them read."""
+    now = 100.0
+    layer = Layer(UP)
+    shares = [Share(n, layer.streamed_bytes * n // UP.n, 7 * n) for n in (12, 4)]
+    labels_of = ("cuda:0", "cuda:1")
+    metrics = metrics_of(
+        UP,
+        clock=lambda: now,
+        curves=curves_of(UP),
+        devices=[
+            MeasuredDevice(name=name, roofline=ROOFLINE, shares={UP.name: share})
+            for name, share in zip(labels_of, shares, strict=True)
+        ],
+    )
+    compute(metrics, UP.name, 3, launches=[("cuda:0", 3000), ("cuda:1", 1000)])
+    samples = scrape(metrics)
+    for name, share, seconds in zip(labels_of, shares, (3e-6, 1e-6), strict=True):
+        labels = {"shape": UP.shape, "m": "8", "device": name}
+        nbytes = share.streamed_bytes + 3 * (UP.k * 2 + share.n * 4)
+        assert value(samples, "qlinear_kernel_bytes_total", **labels) == nbytes
+        assert value(samples, "qlinear_kernel_busy_seconds_total", **labels) == seconds
+        assert value(samples, "qlinear_kernel_seconds_count", **labels) == 1
+        gauge = value(samples, "qlinear_hbm_bandwidth_bytes_per_second", **labels)
+        assert gauge == pytest.approx(nbytes / seconds)
+        floor = ROOFLINE.floor_seconds(nbytes, 3 * UP.k * share.n)
+        ratio = value(samples, "qlinear_roofline_ratio", **labels)
+        assert ratio == pytest.approx(floor / seconds)
+        assert value(samples, "qlinear_weight_bytes", device=name) == share.packed_bytes
+        spot = {"shape": UP.shape, "device": name}
+        assert value(samples, "qlinear_sweet_spot_rows", **spot) == 1
+    assert value(samples, "qlinear_batch_rows_count", shape=UP.shape) == 1
+    (live,) = metrics.live()
+    assert (live.launches, live.batches, live.rows) == (2, 1.0, 3.0)
+    assert live.busy_seconds == pytest.approx(4e-6)
+    assert metrics.devices_of(UP.name) == "cuda:0,cuda:1"
+
+
+def test_a_device_that_holds_nothing_of_a_layer_is_not_among_its_devices() -> None:
+    one = MeasuredDevice(name="cuda:0", shares={})
+    other = MeasuredDevice(name="cuda:1", shares={UP.name: Share(UP.n, 100, 200)})
+    metrics = metrics_of(UP, devices=[one, other])
+    assert metrics.devices_of(UP.name) == "cuda:1"
+    assert value(scrape(metrics), "qlinear_weight_bytes", device="cuda:0") == 0
+    assert metrics_of(UP).devices_of(UP.name) == "cpu"

@@ -6,9 +6,10 @@ import json
 import re
 
 import pytest
-from measured_layers import ROOFLINE, TELEMETRY, Spec, compute, everything, metrics_of
+from measured_layers import ROOFLINE, TELEMETRY, Layer, Spec, compute, everything, metrics_of
 from watched_metrics import HOSTILE, Clock, busy, crowd, traffic
 
+from qlinear_service.measured import MeasuredDevice, Share
 from qlinear_service.metrics import Metrics
 from qlinear_service.watch.history import TICK_SECONDS, TREND_POINTS, History
 from qlinear_service.watch.now import now, to_json
@@ -152,3 +153,30 @@ def test_the_policy_names_the_pages_own_script_and_style_only() -> None:
     assert {hashlib.sha256(part).digest() for part in (script, style)} == {
         base64.b64decode(one) for one in digests
     }
+
+
+def test_two_devices_that_compute_half_of_each_batch_are_as_busy_as_one() -> None:
+    clock = Clock()
+    half = Share(UP.n // 2, Layer(UP).streamed_bytes // 2, 100)
+    devices = [
+        MeasuredDevice(name=f"cuda:{i}", roofline=ROOFLINE, shares={UP.name: half}) for i in (0, 1)
+    ]
+    metrics = metrics_of(UP, clock=clock, devices=devices)
+    history = History(metrics, clock)
+    compute(metrics, UP.name, 4, launches=[("cuda:0", 500_000_000), ("cuda:1", 500_000_000)])
+    clock.seconds += 5
+    history.tick()
+    found = now(metrics, history)
+    assert found["machine"]["busy_ratio"] == 0.5 / 5
+    assert found["trend"]["busy_ratio"] == [0.5 / 5]
+    assert found["machine"]["peak_bytes_per_second"] == ROOFLINE.peak_bytes_per_second
+    (shape,) = found["shapes"]
+    assert shape["busy_ratio"] == 0.5 / 10
+    (rows,) = shape["rows"]
+    nbytes = Layer(UP).streamed_bytes + 4 * (2 * UP.k * 2 + UP.n * 4)
+    assert rows["batches_per_second"] == 1 / 10
+    assert rows["rows_per_second"] == 4 / 10
+    assert rows["mean_seconds"] == 0.5
+    assert rows["bytes_per_second"] == nbytes
+    assert rows["products_per_second"] == 4 * UP.n * UP.k
+    assert rows["products_per_byte"] == pytest.approx(4 * UP.n * UP.k / nbytes)

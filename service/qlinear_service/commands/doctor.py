@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", help="the device that is to compute: cpu, cuda:N, or auto [auto]"
     )
+    parser.add_argument("--devices", metavar="N,N", help="GPUs that are to compute together")
     parser.add_argument("--cache-dir", metavar="DIR", help="the folder of built kernels")
     health = parser.add_argument_group("health of a running server")
     health.add_argument(
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         QlinearError: the configuration cannot be used, or the server does not answer.
     """
-    given = {"device": args.device, "cache_dir": args.cache_dir}
+    given = {"device": args.device, "devices": args.devices, "cache_dir": args.cache_dir}
     flags = {name: value for name, value in given.items() if value is not None}
     config = resolve(flags=flags, environ=os.environ, config_file=args.config).config
     if args.health:
@@ -65,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
     from qlinear_service.gpu.choice import choose_device
 
     kernels = config.kernels
-    if kernels.device == AUTO:  # a device that is named is examined, whatever it lacks
+    # A device that is named is examined, whatever it lacks.
+    if kernels.device == AUTO and not kernels.devices:
         kernels = choose_device(kernels).config
     findings = []
     for examine in (host_findings, gpu_findings):
@@ -73,14 +75,15 @@ def run(args: argparse.Namespace) -> int:
             findings.append(finding)
             if not args.json:  # at once: building kernels takes a while
                 print(f"{finding.state.value:<5}  {finding.name:<13}  {finding.text}", flush=True)
+    device = ", ".join(kernels.device_names)
     faults = [finding for finding in findings if finding.state is State.FAULT]
     if args.json:
-        print(json.dumps(_described(findings, kernels.device), indent=2))
+        print(json.dumps(_described(findings, device), indent=2))
     elif faults:
         names = ", ".join(finding.name for finding in faults)
-        print(f"qlinear {__version__} cannot serve on {kernels.device}: {names}")
+        print(f"qlinear {__version__} cannot serve on {device}: {names}")
     else:
-        print(f"qlinear {__version__} can serve on {kernels.device}")
+        print(f"qlinear {__version__} can serve on {device}")
     return 1 if faults else 0
 
 

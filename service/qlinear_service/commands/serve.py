@@ -77,7 +77,7 @@ def _serve(path: Path, config: ServiceConfig) -> int:
 
     def loader(stop: threading.Event) -> Loaded:
         level = logging.WARNING if choice.gpu_unused else logging.INFO
-        device = choice.config.device
+        device = ", ".join(choice.config.device_names)
         event(logger, level, "device", name=device, why=choice.why)
         return load(path, choice.config, stop)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from qlinear_service.config import KernelConfig
 from qlinear_service.diagnosis.finding import Finding, State
 from qlinear_service.errors import BuildError, SelfTestError
+from qlinear_service.gpu.choice import differing
 from qlinear_service.kernels import cuda_abi
 from qlinear_service.kernels.architectures import ARCHITECTURES, architecture_of
 from qlinear_service.kernels.build_cuda import check_tools, read_record
@@ -27,15 +28,18 @@ GIB = 1 << 30
 def gpu_findings(config: KernelConfig) -> Iterator[Finding]:
     """Yield what is found, in the order in which things build on each other."""
     driver = ask_driver()
-    wanted = State.NOTE if config.device == "cpu" else State.FAULT
-    ordinal = None if config.device == "cpu" else int(config.device.partition(":")[2])
+    ordinals = config.cuda_ordinals
+    wanted = State.FAULT if ordinals else State.NOTE
     yield _driver(driver, wanted)
     kernels, library = _kernels(config.cache_dir, driver, wanted)
     yield kernels
-    yield from _gpus(driver, library, ordinal)
+    yield from _gpus(driver, library, ordinals)
     yield _torch(driver, wanted)
-    if ordinal is not None and library is not None and ordinal < len(driver.gpus):
-        yield _self_test(library, ordinal)
+    for ordinal in ordinals:
+        if library is not None and ordinal < len(driver.gpus):
+            # Of several each has its own, and the name of the only one stays as it is.
+            name = f"gpu {ordinal} test" if len(ordinals) > 1 else "gpu self-test"
+            yield _self_test(library, ordinal, name)
 
 
 def _driver(driver: Driver, wanted: State) -> Finding:
@@ -75,19 +79,23 @@ def _kernels(cache_dir: Path, driver: Driver, wanted: State) -> tuple[Finding, P
     return Finding(name=name, state=State.OK, text=text, facts=facts), path
 
 
-def _gpus(driver: Driver, path: Path | None, ordinal: int | None) -> Iterator[Finding]:
-    """Yield each GPU, and the one that was asked for and is not there."""
+def _gpus(driver: Driver, path: Path | None, ordinals: Sequence[int]) -> Iterator[Finding]:
+    """Yield each GPU, those that were asked for and are not there, and if several differ."""
     for gpu in driver.gpus:
         supported = _supported(gpu, path)
-        state = State.OK if supported else State.FAULT if gpu.ordinal == ordinal else State.NOTE
+        state = State.OK if supported else State.FAULT if gpu.ordinal in ordinals else State.NOTE
         text = f"{gpu.name}, sm_{gpu.major}{gpu.minor}, {gpu.memory_bytes / GIB:.0f} GiB"
         if not supported:
             text += f": there are no kernels for it; expected one of {', '.join(ARCHITECTURES)}"
         facts = asdict(gpu) | {"supported": supported}
         yield Finding(name=f"gpu {gpu.ordinal}", state=state, text=text, facts=facts)
-    if ordinal is not None and not driver.problem and ordinal >= len(driver.gpus):
-        text = f"cuda:{ordinal} is asked for, and the driver shows {len(driver.gpus)} GPUs"
-        yield Finding(name=f"gpu {ordinal}", state=State.FAULT, text=text)
+    for ordinal in ordinals:
+        if not driver.problem and ordinal >= len(driver.gpus):
+            text = f"cuda:{ordinal} is asked for, and the driver shows {len(driver.gpus)} GPUs"
+            yield Finding(name=f"gpu {ordinal}", state=State.FAULT, text=text)
+    differ = differing(driver, ordinals)
+    if differ:
+        yield Finding(name="gpus together", state=State.FAULT, text=differ)
 
 
 def _supported(gpu: Gpu, path: Path | None) -> bool:
@@ -120,8 +128,7 @@ def _torch(driver: Driver, wanted: State) -> Finding:
     )
 
 
-def _self_test(path: Path, ordinal: int) -> Finding:
-    name = "gpu self-test"
+def _self_test(path: Path, ordinal: int, name: str) -> Finding:
     try:
         from qlinear_service.diagnosis.gpu_self_test import tested_kinds
 

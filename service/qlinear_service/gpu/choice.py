@@ -3,16 +3,17 @@
 Asks the driver and looks for a library; starts no GPU and builds nothing.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from qlinear_service.config import AUTO, KernelConfig
+from qlinear_service.config import KernelConfig
 from qlinear_service.errors import ConfigError
 from qlinear_service.kernels.architectures import ARCHITECTURES, architecture_of
 from qlinear_service.kernels.build_cuda import read_record
 from qlinear_service.kernels.cuda_library import find_cuda_library
 from qlinear_service.kernels.driver import Driver, Gpu, ask_driver
 
-__all__ = ["Choice", "architecture_for", "choose_device"]
+__all__ = ["Choice", "architecture_for", "choose_device", "differing"]
 
 INSTEAD = "serve with --device cpu, or run qlinear doctor"
 
@@ -33,12 +34,18 @@ def choose_device(config: KernelConfig) -> Choice:
     """Return where to compute.
 
     Raises:
-        ConfigError: a GPU is asked for by its number, and there is none, or none that is supported.
+        ConfigError: a GPU is asked for by its number, and there is none, or none that is supported;
+            or several that differ.
     """
+    if config.cuda_ordinals:
+        for ordinal in config.cuda_ordinals:
+            architecture_for(ordinal)
+        differ = differing(ask_driver(), config.cuda_ordinals)
+        if differ:
+            raise ConfigError(differ)
+        first = replace(config, device=config.device_names[0])
+        return Choice(config=first, why="it was asked for")
     if config.device == "cpu":
-        return Choice(config=config, why="it was asked for")
-    if config.device != AUTO:
-        architecture_for(config)
         return Choice(config=config, why="it was asked for")
     on_cpu = replace(config, device="cpu")
     if config.torch_only:
@@ -53,23 +60,36 @@ def choose_device(config: KernelConfig) -> Choice:
     return Choice(config=replace(config, device="cuda:0"), why=f"{gpu.name} is there")
 
 
-def architecture_for(config: KernelConfig) -> str:
+def architecture_for(ordinal: int) -> str:
     """Return the architecture of the GPU that is asked for, as kernels are built for it.
 
     Raises:
         ConfigError: there is no such GPU, or no kernels for it.
     """
-    driver, ordinal = ask_driver(), config.cuda_ordinal
-    asked = f"device is {config.device}, and"
+    driver, asked = ask_driver(), f"device is cuda:{ordinal}, and"
     if driver.problem:
         raise ConfigError(f"{asked} {driver.problem}; {INSTEAD}")
-    if ordinal is None or ordinal >= len(driver.gpus):
+    if ordinal >= len(driver.gpus):
         raise ConfigError(f"{asked} the driver shows {_listed(driver)}; {INSTEAD}")
     gpu = driver.gpus[ordinal]
     architecture = architecture_of(gpu.major, gpu.minor)
     if architecture is None:
         raise ConfigError(f"{asked} {_unsupported(gpu)}; {INSTEAD}")
     return architecture
+
+
+def differing(driver: Driver, ordinals: Sequence[int]) -> str:
+    """Return why these GPUs cannot compute together; "" if they can.
+
+    Those of different kinds compute by different plans, and the same batch must have the same bits
+    on whichever it runs.
+    """
+    gpus = [gpu for gpu in driver.gpus if gpu.ordinal in ordinals]
+    kinds = {(gpu.name, gpu.major, gpu.minor) for gpu in gpus}
+    if len(kinds) < 2:
+        return ""
+    listed = ", ".join(f"cuda:{gpu.ordinal} {gpu.name}" for gpu in gpus)
+    return f"devices are {listed}; expected GPUs of one kind, or one server for each"
 
 
 def _problem_of(gpu: Gpu, driver: Driver, config: KernelConfig) -> str:

@@ -18,8 +18,8 @@ from qlinear_service.batching import Batch
 from qlinear_service.engine import QUICK_SECONDS, gather_rows, part_rows, split_rows
 from qlinear_service.errors import ActivationsGone, EngineLost
 from qlinear_service.gpu.express import Trip
-from qlinear_service.gpu.job import LARGE_COPY_BYTES, Job, copied
-from qlinear_service.gpu.stages import Stage, StagePool
+from qlinear_service.gpu.job import Job
+from qlinear_service.gpu.stages import LARGE_COPY_BYTES, Stage, StagePool
 from qlinear_service.gpu.streams import Device
 from qlinear_service.gpu.ways import AUTO, PINNED, Batched, Way, way_of
 from qlinear_service.layers import LayerRegistry
@@ -41,7 +41,6 @@ CHAINED = 3
 
 QUICK_BYTES = 128 * 1024
 """Rows of so many bytes are gathered in some 6 microseconds, less than waking a thread takes."""
-
 
 LONE_Y_BYTES = 256 * 1024
 """Results that cross the bus in 10 microseconds."""
@@ -84,7 +83,7 @@ class GpuEngine:
         self._roofline = roofline
         self.most_in_flight, self.most_chained = stages, chained
         self.stage_count = stages + chained
-        self._stages = StagePool(device, self.stage_count)
+        self._stages = StagePool(device.new_stage, self.stage_count)
         self._sees_slab = mode != PINNED and self._admit_slab()
         self._lost: EngineLost | None = None
         self._launching = threading.Lock()
@@ -221,11 +220,12 @@ class GpuEngine:
 
     def _way(self, job: Job) -> Way:
         can_gather = self._sees_slab and self._device.can_gather(job.layer)
+        can_scatter = can_gather and self._device.scatters
         batched = Batched(
             job.batch.rows,
             job.y_bytes,
             can_gather=can_gather,
-            can_scatter=lambda: can_gather and self._has_room_in_slots(job),
+            can_scatter=lambda: can_scatter and self._has_room_in_slots(job),
         )
         return way_of(batched, self._mode)
 
@@ -268,14 +268,16 @@ class GpuEngine:
             view, row_bytes = self._slab.view, job.y_row_bytes
             rows = [view(item.slot)[: count * row_bytes] for item, _, count in job.batch.parts]
         else:
-            rows = split_rows(copied(stage.y.host[: job.y_bytes]), job.batch)
+            y_dtype = job.batch.key.output_dtype
+            flat = self._device.results(stage, job.layer, job.batch.rows, y_dtype)
+            rows = split_rows(flat, job.batch)
         copies = (
             ("gather", job.gather_nanoseconds),
             ("to_device", times.to_device),
             ("from_device", times.from_device),
             ("scatter", time.perf_counter_ns() - started),
         )
-        result = BatchResult(rows, times.kernel, copies, in_slots=job.in_slots)
+        result = BatchResult(rows, times.kernel, copies, job.in_slots, times.kernels)
         self._stages.give_back(stage)
         return result
 

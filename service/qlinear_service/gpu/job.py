@@ -1,11 +1,9 @@
-"""One batch that the engine has, and the memory that its results leave the stage in."""
+"""One batch that the engine has."""
 
 import asyncio
 import contextlib
 import functools
 from typing import Any
-
-import torch
 
 from qlinear_service.batching import Batch
 from qlinear_service.gpu.express import row_stride
@@ -13,11 +11,7 @@ from qlinear_service.gpu.stages import Stage
 from qlinear_service.layers import QuantizedLinear
 from qlinear_service.results import BatchResult
 
-__all__ = ["LARGE_COPY_BYTES", "Job", "copied"]
-
-LARGE_COPY_BYTES = 64 * 1024
-"""From here on copies are torch's, which lets go of the interpreter lock and costs some
-microseconds more than one of Python's own."""
+__all__ = ["Job"]
 
 
 class Job:
@@ -53,14 +47,6 @@ class Job:
         """Tell whoever waits, from any thread."""
         with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits
             self.loop.call_soon_threadsafe(functools.partial(_set, self.future, outcome))
-
-
-def copied(rows: torch.Tensor) -> memoryview:
-    """Return a copy of host memory, so that slow readers hold up no stage."""
-    if len(rows) < LARGE_COPY_BYTES:
-        return memoryview(rows.numpy().tobytes())
-    copy = torch.empty(len(rows), dtype=torch.uint8).copy_(rows)
-    return copy.numpy().data.cast("B")
 
 
 def _set(future: "asyncio.Future[BatchResult]", outcome: Any) -> None:

@@ -20,9 +20,10 @@ from qlinear_service.gpu.telemetry import open_telemetry
 from qlinear_service.kernels.cuda import CudaKernels
 from qlinear_service.kernels.cuda_library import cuda_library
 from qlinear_service.kernels.tuned_plans import read_tables
-from qlinear_service.layers import LayerSpec, QuantizedLinear
+from qlinear_service.layers import LayerRegistry, LayerSpec, QuantizedLinear
+from qlinear_service.loaded import Replica
 from qlinear_service.log_values import event
-from qlinear_service.measured import Telemetry
+from qlinear_service.measured import MeasuredDevice, Telemetry
 from qlinear_service.roofline import Roofline
 
 __all__ = ["RESERVE_BYTES", "GpuPlace", "device_bytes"]
@@ -50,9 +51,8 @@ class GpuPlace:
 
     def __init__(self, config: KernelConfig, stop: threading.Event) -> None:
         self.name = config.device
-        architecture = architecture_for(config)
-        ordinal = config.cuda_ordinal
-        assert ordinal is not None, "whoever makes a GpuPlace has a GPU"
+        (ordinal,) = config.cuda_ordinals
+        architecture = architecture_for(ordinal)
         with cuda_library(config.cache_dir, (architecture,), stop=stop) as library:
             try:
                 self.kernels = CudaKernels(
@@ -140,6 +140,14 @@ class GpuPlace:
     ) -> Iterable[tuple[str, int, float]]:
         """Return shape, rows and bytes per second for what tables say was measured of layers."""
         return self.kernels.known.tuned_bandwidths(layers)
+
+    def replicas(self) -> tuple[Replica, ...]:
+        """Return nothing: it is the only one."""
+        return ()
+
+    def devices(self, layers: LayerRegistry) -> tuple[MeasuredDevice, ...]:
+        """Return nothing: it is the only one."""
+        return ()
 
     def _memory(self) -> tuple[int, int]:
         """Return the free and all bytes of the GPU; what torch keeps unused counts as free."""

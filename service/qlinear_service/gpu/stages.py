@@ -5,6 +5,7 @@ the activations and results of the largest batch. Knows nothing of batches; any 
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -12,13 +13,18 @@ import torch
 from qlinear_service.config import size_class
 from qlinear_service.gpu.ways import TABLE_ROWS
 
-__all__ = ["Memory", "Stage", "StagePool"]
+__all__ = ["LARGE_COPY_BYTES", "Memory", "Stage", "StagePool", "copied"]
 
 TABLE_BYTES = 2 * 8 * TABLE_ROWS
 """An address for each row of x and of y."""
 
 FIRST_BYTES = 1 << 20
 """Taken at the start, so that a full device is noticed then and most calls find what they need."""
+
+
+LARGE_COPY_BYTES = 64 * 1024
+"""From here on copies are torch's, which lets go of the interpreter lock and costs some
+microseconds more than one of Python's own."""
 
 
 class Memory(Protocol):
@@ -42,22 +48,31 @@ class _Pair:
     def __init__(self) -> None:
         self.host = self.device = torch.empty(0, dtype=torch.uint8)
 
-    def grow(self, memory: Memory, nbytes: int) -> None:
+    def grow(self, memory: Memory, nbytes: int, host: torch.Tensor | None = None) -> None:
         if len(self.device) >= nbytes:
             return
         # Let go of the old ones first: together they could exceed what there is.
-        self.host = self.device = torch.empty(0, dtype=torch.uint8)
-        host = memory.host_memory(size_class(nbytes))
+        self.drop()
+        if host is None:
+            host = memory.host_memory(size_class(nbytes))
         self.device = memory.device_memory(size_class(nbytes))
         self.host = host
 
+    def drop(self) -> None:
+        self.host = self.device = torch.empty(0, dtype=torch.uint8)
+
 
 class Stage:
-    """The buffers and events of one batch in flight."""
+    """The buffers and events of one batch in flight.
 
-    __slots__ = ("marks", "prepared", "table", "x", "y")
+    Args:
+        memory: where its buffers come from.
+    """
+
+    __slots__ = ("_memory", "marks", "prepared", "table", "x", "y")
 
     def __init__(self, memory: Memory) -> None:
+        self._memory = memory
         self.x = _Pair()
         """Activations."""
         self.y = _Pair()
@@ -71,35 +86,45 @@ class Stage:
         """Say whether so much has room without growing."""
         return len(self.x.device) >= x_bytes and len(self.y.device) >= y_bytes
 
-    def grow(self, memory: Memory, x_bytes: int, y_bytes: int) -> None:
+    def grow(self, x_bytes: int, y_bytes: int, *, x_host: torch.Tensor | None = None) -> None:
         """Make room; after an error there may be less than before, never a wrong size.
+
+        Args:
+            x_bytes: of activations, on either side.
+            y_bytes: of results.
+            x_host: takes the place of host memory for activations, where they grow.
 
         Raises:
             RuntimeError: the device has no room.
         """
         if not self.fits(x_bytes, y_bytes):
             self.prepared.clear()
-        self.x.grow(memory, x_bytes)
-        self.y.grow(memory, y_bytes)
+        self.x.grow(self._memory, x_bytes, x_host)
+        self.y.grow(self._memory, y_bytes)
+
+    def drop(self) -> None:
+        """Let go of all buffers."""
+        self.prepared.clear()
+        self.x.drop()
+        self.y.drop()
 
 
 class StagePool:
     """The stages of a device.
 
     Args:
-        memory: where their buffers come from.
+        new_stage: makes one, without room.
         count: batches that may be in flight.
 
     Raises:
         RuntimeError: the device has no room for the first buffers.
     """
 
-    def __init__(self, memory: Memory, count: int) -> None:
-        self._memory = memory
+    def __init__(self, new_stage: Callable[[], Stage], count: int) -> None:
         self._free: deque[Stage] = deque()
         for _ in range(count):
-            stage = Stage(memory)
-            stage.grow(memory, FIRST_BYTES, FIRST_BYTES)
+            stage = new_stage()
+            stage.grow(FIRST_BYTES, FIRST_BYTES)
             self._free.append(stage)
 
     @property
@@ -119,7 +144,7 @@ class StagePool:
         except IndexError:
             raise RuntimeError("more batches are in flight than there are stages") from None
         try:
-            stage.grow(self._memory, x_bytes, y_bytes)
+            stage.grow(x_bytes, y_bytes)
         except BaseException:
             self._free.append(stage)
             raise
@@ -140,3 +165,11 @@ class StagePool:
     def give_back(self, stage: Stage) -> None:
         """Let the next batch have `stage`; nothing touches its buffers any more."""
         self._free.append(stage)
+
+
+def copied(rows: torch.Tensor) -> memoryview:
+    """Return a copy of host memory, so that slow readers hold up no stage."""
+    if len(rows) < LARGE_COPY_BYTES:
+        return memoryview(rows.numpy().tobytes())
+    copy = torch.empty(len(rows), dtype=torch.uint8).copy_(rows)
+    return copy.numpy().data.cast("B")

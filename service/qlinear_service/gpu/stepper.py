@@ -10,7 +10,6 @@ from qlinear_service.config import size_class
 from qlinear_service.cost import Steps
 from qlinear_service.dtypes import DType
 from qlinear_service.gpu.express import Trip, row_stride
-from qlinear_service.gpu.stages import Stage
 from qlinear_service.gpu.streams import Device
 from qlinear_service.gpu.ways import AUTO, Batched, way_of
 from qlinear_service.layers import QuantizedLinear
@@ -31,7 +30,7 @@ class DeviceStepper:
     def __init__(self, device: Device, mode: str = AUTO) -> None:
         self._device = device
         self._mode = mode
-        self._stage = Stage(device)
+        self._stage = device.new_stage()
         self._slots = torch.empty(0, dtype=torch.uint8)
 
     def steps(self, layer: QuantizedLinear, rows: int) -> Steps:
@@ -44,9 +43,10 @@ class DeviceStepper:
         x_bytes, y_bytes = rows * spec.k * X_DTYPE.itemsize, rows * spec.n * X_DTYPE.itemsize
         x_room_bytes = rows * row_stride(spec.k) * X_DTYPE.itemsize
         if not stage.fits(x_room_bytes, y_bytes):
-            stage.grow(device, x_room_bytes, y_bytes)
+            stage.grow(x_room_bytes, y_bytes)
         can_gather = device.can_gather(layer)
-        way = way_of(Batched(rows, y_bytes, can_gather, can_scatter=lambda: can_gather), self._mode)
+        can_scatter = can_gather and device.scatters
+        way = way_of(Batched(rows, y_bytes, can_gather, lambda: can_scatter), self._mode)
         parts = [stage.x.host.data_ptr(), rows]
         if way.gather:
             y_row_bytes = y_bytes // rows if way.scatter else 0

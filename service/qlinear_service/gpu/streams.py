@@ -14,6 +14,7 @@ from qlinear_service.dtypes import DType
 from qlinear_service.errors import EngineLost
 from qlinear_service.gpu.express import Course, Express, Trip
 from qlinear_service.gpu.probe import pair_seconds
+from qlinear_service.gpu.stages import Stage, copied
 from qlinear_service.kernels import unquantized
 from qlinear_service.kernels.cuda import CudaKernels, DeviceLost
 from qlinear_service.kernels.torch_types import to_torch
@@ -39,6 +40,8 @@ class Times(NamedTuple):
     to_device: int
     kernel: int
     from_device: int
+    kernels: tuple[tuple[str, int], ...] = ()
+    """Where several devices took part: the name of each, and what its kernel took."""
 
 
 class Device(Protocol):
@@ -47,29 +50,15 @@ class Device(Protocol):
     `marks` are the events of one batch in flight, used again by the next one in its place.
     """
 
+    @property
+    def scatters(self) -> bool:
+        """Whether results may be written over the activations that they were made of."""
+
     def host_memory(self, nbytes: int) -> torch.Tensor:
         """Return uint8 [nbytes] of host memory that the device can copy from and to."""
 
-    def device_memory(self, nbytes: int) -> torch.Tensor:
-        """Return uint8 [nbytes] of the device's memory.
-
-        Raises:
-            RuntimeError: there is none.
-        """
-
-    def new_marks(self) -> Any:
-        """Return the events of one batch in flight."""
-
-    def copy_in(self, host: torch.Tensor, device: torch.Tensor, marks: Any) -> None:
-        """Copy to the device, once what was asked for before has been copied."""
-
-    def multiply(
-        self, layer: QuantizedLinear, x: torch.Tensor, y: torch.Tensor, dtype: DType, marks: Any
-    ) -> None:
-        """Compute y = x W^T + b after the copy of x; `dtype` is that of y."""
-
-    def copy_out(self, device: torch.Tensor, host: torch.Tensor, marks: Any) -> None:
-        """Copy to the host after the product."""
+    def new_stage(self) -> Stage:
+        """Return the buffers and events of one batch in flight, without room for anything yet."""
 
     def admit(self, address: int, nbytes: int) -> str:
         """Let kernels into host memory until `dismiss`; return why it cannot be, "" if it is so."""
@@ -95,6 +84,9 @@ class Device(Protocol):
 
     def times(self, marks: Any) -> Times:
         """Return what a batch took that has been waited for."""
+
+    def results(self, stage: Stage, layer: QuantizedLinear, rows: int, dtype: DType) -> memoryview:
+        """Return a copy of y [rows, n] that a batch has left in its stage, as bytes."""
 
     def settle(self) -> None:
         """Wait until nothing that was asked for touches memory any more."""
@@ -122,6 +114,8 @@ class CudaStreams:
         kernels: on that GPU.
     """
 
+    scatters = True
+
     def __init__(self, kernels: CudaKernels) -> None:
         self.kernels = kernels
         self.device = kernels.device
@@ -135,6 +129,10 @@ class CudaStreams:
     def host_memory(self, nbytes: int) -> torch.Tensor:
         """Return pinned memory."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    def new_stage(self) -> Stage:
+        """Return a stage of this GPU."""
+        return Stage(self)
 
     def device_memory(self, nbytes: int) -> torch.Tensor:
         """Return memory of the GPU; whoever lets go of it has waited for all that used it."""
@@ -230,6 +228,10 @@ class CudaStreams:
             kernel=max(kernel, SHORTEST_NANOSECONDS),
             from_device=_nanoseconds(marks.out_start, marks.out_stop),
         )
+
+    def results(self, stage: Stage, layer: QuantizedLinear, rows: int, dtype: DType) -> memoryview:
+        """Return a copy of what lies in the stage."""
+        return copied(stage.y.host[: rows * layer.spec.n * dtype.itemsize])
 
     def settle(self) -> None:
         """Wait for the three streams."""

@@ -24,7 +24,7 @@ from qlinear_service.layers import QuantizedLinear
 
 __all__ = ["CudaKernels", "DeviceLost", "Events"]
 
-ROWS_TRIED = (1, 5, 13, 29, 61, 77, 250, 1030)
+ROWS_TRIED = (1, 5, 13, 29, 61, 77, 250, 510, 1030)
 """Ragged ends of tiles of every height, several tiles, and what large products may take."""
 
 
@@ -79,15 +79,21 @@ class CudaKernels:
         self._reads = Reads(self.runtime)
 
     def to_device(self, layer: QuantizedLinear) -> QuantizedLinear:
-        """Return `layer` with all its tensors on this device, which `linear` asks for."""
+        """Return `layer` with all its tensors on this device, which `linear` asks for.
+
+        Waits for its scales and reads them once, so that no launch has to.
+        """
         optional = ("zeros", "bias", "k_permutation")
         tensors = {name: getattr(layer, name) for name in optional}
-        return dataclasses.replace(
+        moved = dataclasses.replace(
             layer,
             qweight=layer.qweight.to(self.device),
             scales=layer.scales.to(self.device),
             **{name: t.to(self.device) for name, t in tensors.items() if t is not None},
         )
+        if moved.scales.is_cuda:
+            self.known.of(moved, self.device)
+        return moved
 
     def path_rows(self, bits: int) -> tuple[int, ...]:
         """Return row counts that together take every path of `linear` for codes of `bits`."""

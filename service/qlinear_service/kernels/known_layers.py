@@ -48,6 +48,9 @@ class KnownLayers:
                     f"to_device, expected {device}"
                 )
             params = layer_params(layer)
+            if layer.scales.is_cuda and torch.cuda.is_current_stream_capturing():
+                # Scales cannot be read now: as if they were large, and not remembered.
+                return Known(params, self.tuned.of(params))
             params.weights_fit = weights_fit(layer)
             known = self._known[layer] = Known(params, self.tuned.of(params))
         return known

@@ -32,7 +32,7 @@ class History:
     """
 
     def __init__(self, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
-        self._families = metrics.families
+        self._metrics, self._families = metrics, metrics.families
         self._clock = clock
         first = take(self._families, clock())
         self._started = first.at_seconds
@@ -45,7 +45,8 @@ class History:
         if self._clock() - last.at_seconds < TICK_SECONDS:
             return
         now = take(self._families, self._clock())
-        self._points.append(_point(Window(self._families, last, now)))
+        step = Window(self._families, last, now)
+        self._points.append(_point(step, max(1, len(self._metrics.devices))))
         self._snapshots.append(now)
 
     def window(self) -> Window:
@@ -75,8 +76,8 @@ class History:
         )
 
 
-def _point(step: Window) -> tuple[float | None, ...]:
+def _point(step: Window, devices: int) -> tuple[float | None, ...]:
     calls = calls_now(step)
-    busy = step.rate("qlinear_kernel_busy_seconds_total")
+    busy = step.rate("qlinear_kernel_busy_seconds_total") / devices
     rates = (calls["per_second"], calls["failed_per_second"])
     return (*rates, calls["p50_seconds"], calls["p99_seconds"], busy)

@@ -88,10 +88,11 @@ def _queue(metrics: Metrics, window: Window) -> Queue:
 def _machine(metrics: Metrics, window: Window, live: list[Live]) -> Machine:
     busy = sum(one.busy_seconds for one in live)
     floor = sum(one.floor_seconds for one in live)
-    roofline = metrics.launches.roofline
+    devices = metrics.devices
+    roofline = devices[0].roofline if devices else None  # several are of one kind
     large = None if roofline is None else roofline.sizes_bytes[-1] / roofline.read_seconds[-1]
     return Machine(
-        busy_ratio=window.rate("qlinear_kernel_busy_seconds_total"),
+        busy_ratio=window.rate("qlinear_kernel_busy_seconds_total") / max(1, len(devices)),
         bytes_per_second=sum(one.nbytes for one in live) / busy if busy else None,
         roofline_ratio=floor / busy if floor else None,
         peak_bytes_per_second=None if roofline is None else roofline.peak_bytes_per_second,

@@ -48,6 +48,8 @@ class _Shapes:
 
     def __init__(self, metrics: Metrics, window: Window) -> None:
         self._metrics = metrics
+        self._devices = [device.name for device in metrics.devices]
+        self._device_seconds = WINDOW_SECONDS * max(1, len(self._devices))
         self._seconds = window.seconds
         self._calls = window.sums("qlinear_request_seconds", "shape")
         self._queue = window.sums("qlinear_queue_seconds", "shape")
@@ -79,17 +81,17 @@ class _Shapes:
             capacity_rows_per_second=None if curve is None else curve.capacity_rows_per_second,
             bytes_per_second=sum(one.nbytes for one in batches) / busy if busy else None,
             roofline_ratio=floor / busy if floor else None,
-            busy_ratio=busy / WINDOW_SECONDS,
+            busy_ratio=busy / self._device_seconds,
             rows=[self._batches(one, products) for one in batches],
         )
 
     def _batches(self, one: Live, products: int) -> Rows:
-        tuned = self._metrics.families["qlinear_tuned_bandwidth_bytes_per_second"].numbers.get(
-            (one.shape, one.m, self._metrics.device)
-        )
+        known = self._metrics.families["qlinear_tuned_bandwidth_bytes_per_second"].numbers
+        found = (known.get((one.shape, one.m, name)) for name in self._devices)
+        tuned = next((number for number in found if number is not None), None)
         return Rows(
             m=one.m,
-            batches_per_second=one.launches / WINDOW_SECONDS,
+            batches_per_second=one.batches / WINDOW_SECONDS,
             rows_per_second=one.rows / WINDOW_SECONDS,
             mean_seconds=one.busy_seconds / one.launches,
             bytes_per_second=one.bytes_per_second,
@@ -97,5 +99,5 @@ class _Shapes:
             products_per_byte=one.rows * products / one.nbytes,
             products_per_second=one.rows * products / one.busy_seconds,
             roofline_ratio=one.roofline_ratio,
-            busy_ratio=one.busy_seconds / WINDOW_SECONDS,
+            busy_ratio=one.busy_seconds / self._device_seconds,
         )
