@@ -89,11 +89,13 @@ image-test: .venv/.installed-image ## build, run, call, stop the CPU image and t
 	IMAGE_BASE="$(BASE)" IMAGE_FLAGS="$(IMAGE_FLAGS)" $(PY) -m pytest tests/deploy/test_image.py \
 		tests/deploy/test_compose.py
 
-.PHONY: prometheus dashboard browser picture chart envoy
+.PHONY: prometheus dashboard dashboard-schema browser picture chart envoy
 prometheus: .venv/.installed-prometheus ## Debian's Prometheus into .venv, for the tests of deploy/; needs no root
 
 dashboard: .venv/.installed-dev ## regenerate the Grafana dashboard of deploy/grafana
 	$(PY) deploy/grafana/build_dashboard.py
+
+dashboard-schema: .venv/.installed-dashboard-schema ## Grafana's types into .venv (npm), for the test of the dashboard
 
 chart: .venv/.installed-chart ## Helm and the schemas of Kubernetes into .venv, for the tests of the chart
 
@@ -124,6 +126,11 @@ picture: browser ## renew docs/page-light.png and docs/page-dark.png from a serv
 .venv/.installed-prometheus: | .venv/.installed
 	@{ prometheus --version && promtool --version; } >/dev/null 2>&1 || { cd .venv && \
 		apt-get download prometheus && dpkg -x prometheus_*.deb prometheus && rm prometheus_*.deb; }
+	@touch $@
+
+.venv/.installed-dashboard-schema: | .venv/.installed
+	npm install --prefix .venv/grafana-schema --no-audit --no-fund --ignore-scripts \
+		@grafana/schema@11.6.0 typescript@5.9.3
 	@touch $@
 
 .venv/.installed-chart: .venv/.installed

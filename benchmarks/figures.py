@@ -18,10 +18,14 @@ PIPE_WIDTH = 160  # a table in a file or pipe is not cut to 80 columns
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
-    """Compare interleaved runs: the ratio of the medians, and that of each pair as the spread."""
+    """Compare interleaved runs: the ratio of the medians, and that of each pair as the spread.
+
+    "paired" is the median of the pairs: what the machine did meanwhile is in both runs of a pair.
+    """
     pairs = sorted(one / other for one, other in zip(ours, theirs, strict=True))
     return {
         "ratio": statistics.median(ours) / statistics.median(theirs),
+        "paired": statistics.median(pairs),
         "lowest": pairs[0],
         "highest": pairs[-1],
     }

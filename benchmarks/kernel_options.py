@@ -10,12 +10,18 @@ from pathlib import Path
 
 from kernel_figures import Cell, Shape, Variant, parse_rows, parse_shapes, parse_variants
 
+from qlinear_service.planning.gpus import GPUS
+
 DEFAULT_REPLAYS, QUICK_REPLAYS, LEAST_REPLAYS = 40, 15, 3
 DEFAULT_BUDGET_SECONDS = 280.0
 SWEEP_SECONDS = 8.0
 QUICK_SHAPES, QUICK_ROWS = "l7b.o,l8b.gateup,l70b.down", "1,16,64"
 PEERS = ("cublas", "humming")
-MODES = ("dependent", "invariant", "tuned", "tuned-dependent")
+AS_GPU = "as-"
+OTHER_GPUS = {f"{AS_GPU}{gpu.name}": gpu for gpu in GPUS if gpu.major == 8}
+"""Modes in which plans for another GPU run here."""
+
+MODES = ("dependent", "invariant", "tuned", "tuned-dependent", *OTHER_GPUS)
 
 EPILOG = """\
 method
@@ -111,7 +117,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="LIST",
         help="our modes beside the plain one: dependent "
         "(programmatic dependent launch), invariant (of the batch), tuned (plans of the tables "
-        "that a server would use), tuned-dependent (both); a sweep runs in them instead",
+        "that a server would use), tuned-dependent (both), as-A10 and so on (the plan "
+        "for that GPU, its multiprocessors and shared memory, on this one); "
+        "a sweep runs in them instead",
     )
     add("--quick", action="store_true", help="three shapes, M = 1, 16, 64, f16, fewer replays")
     add("--sweep", action="store_true", help="try plans for each shape and M, and show the best")

@@ -86,10 +86,12 @@ class Library:
             plan=None if plan is None else ctypes.pointer(plan),
         )
 
-    def plan(self, params: LinearParams, flags: CudaFlag) -> CudaPlan:
-        """Return the library's own plan."""
+    def plan(
+        self, params: LinearParams, flags: CudaFlag, device: CudaDevice | None = None
+    ) -> CudaPlan:
+        """Return the library's own plan, for this GPU or another `device`."""
         plan = CudaPlan()
-        pointers = (ctypes.byref(params), ctypes.byref(self.device))
+        pointers = (ctypes.byref(params), ctypes.byref(device or self.device))
         status = self.functions.ql_cuda_plan_linear(*pointers, int(flags), ctypes.byref(plan))
         self.check(status, "plan")
         return plan
@@ -153,9 +155,11 @@ class Ours:
         name: str = "qlinear",
         flags: CudaFlag = CudaFlag.NONE,
         tables: Sequence[Table] = (),
+        planned_for: CudaDevice | None = None,
     ) -> None:
         self.name = name
         self.flags = flags
+        self._planned_for = planned_for
         self._tuned = None
         if tables:
             self._tuned = TunedPlans(tables, Planner(library.functions), library.device, flags)
@@ -177,7 +181,7 @@ class Ours:
         count = copies_for(weight_bytes(cell.shape, cell.variant).total)
         copies = random_copies(self._gpu, cell.shape, cell.variant, count)
         params = [copy.params(x, y) for copy in copies]
-        given, plan = plan, plan or self._measured(params[0])
+        given, plan = plan, plan or self._given(params[0])
         launch = self.library.launch(self.flags, plan)
         calls = [self.library.linear(one, launch) for one in params]
         errors, wrongs = [], []
@@ -191,8 +195,10 @@ class Ours:
             detail = {"plan": plan_values(used), "kernel": self.library.kernel_name(used)}
         return Prepared(calls, max(errors), max(wrongs), detail)
 
-    def _measured(self, params: LinearParams) -> CudaPlan | None:
-        """Return the plan that a table holds for a product, as servers look it up."""
+    def _given(self, params: LinearParams) -> CudaPlan | None:
+        """Return a table's plan, as servers look it up, or that for another GPU; None: neither."""
+        if self._planned_for is not None:
+            return self.library.plan(params, self.flags, self._planned_for)
         plans = None if self._tuned is None else self._tuned.of(params)
         return None if plans is None else plans.plan(params)
 

@@ -17,7 +17,7 @@ from kernel_figures import MIB, Cell, copies_for, floor_sizes, summary, weight_b
 from kernel_gpu import Gpu, Graph, gpu_state, torch_facts
 from kernel_journal import USAGE, Journal, one_line
 from kernel_layers import Prepared
-from kernel_options import Options
+from kernel_options import OTHER_GPUS, Options
 from kernel_ours import Library, LibraryError, Ours, note_failure
 from kernel_peers import CUBLAS_LAYOUTS, Cublas, Humming, PeerMissing
 from kernel_sweep import sweep_cell
@@ -186,7 +186,10 @@ class Runner:
         for mode in self.options.modes:
             tables = read_tables(default_cache_dir()) if mode.startswith("tuned") else ()
             name = f"qlinear {mode}"
-            found.append(Ours(self.gpu, self.library, name, MODE_FLAGS[mode], tables))
+            flags = MODE_FLAGS.get(mode, CudaFlag.NONE)
+            other = OTHER_GPUS.get(mode)
+            device = None if other is None else other.device()
+            found.append(Ours(self.gpu, self.library, name, flags, tables, device))
         if cell.variant in self.options.peer_variants:
             found += self._peers
         return found
@@ -256,7 +259,7 @@ def combined(modes: list[str]) -> CudaFlag:
     """Return all these modes at once."""
     flags = CudaFlag.NONE
     for mode in modes:
-        flags |= MODE_FLAGS[mode]
+        flags |= MODE_FLAGS.get(mode, CudaFlag.NONE)
     return flags
 
 

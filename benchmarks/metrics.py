@@ -1,10 +1,10 @@
 """What watching costs: processor time of a call with metrics and without, with traces, and scrapes.
 
 Calls are those of `qlinear bench service` (384x384, one row, 64 in flight), of one server a case;
-runs of all alternate. "off" counts nothing. "against" is the server of another checkout, or of
-this one: then its distance from "on" is that of two processes that do the same. The others
-send traceparent to a server that traces: "unsampled" of a trace that is not kept, "sampled" of one
-that is, for a collector that is away.
+runs of all alternate. "off" counts nothing and has no metrics port. "against" is the server of
+another checkout, or of this one: then its distance from "on" is that of two processes that do the
+same. The others send traceparent to a server that traces: "unsampled" of a trace that is not kept,
+"sampled" of one that is, for a collector that is away.
 The scrape is of 200 layers of 6 shapes, every m seen, over HTTP.
 """
 
@@ -16,7 +16,7 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.request import urlopen
 
 import grpc
@@ -37,6 +37,8 @@ IN_FLIGHT = 64
 LAYERS = 200
 SHAPES = [(n, k) for n in (128, 256, 384) for k in (128, 256)]
 ROWS = (1, 8, 16, 32, 64, 128, 512, 600)
+TRANSPORTS = ("unary", "stream")
+CASES = ("off", "on", "against", "unsampled", "sampled")
 TRACE = f"00-{'ab' * 16}-{'cd' * 8}-"
 NOWHERE = ["--trace-endpoint", "http://127.0.0.1:9"]
 
@@ -45,7 +47,7 @@ def cases(model: Path, against: Path | None) -> dict[str, list[str]]:
     """Return how each server is started."""
     real = qlinear_words(model)
     found = {
-        "off": [str(FOLDER / "uncounted_server.py"), *real[3:]],
+        "off": [str(FOLDER / "uncounted_server.py"), *real[3:], "--metrics-port", "-1"],
         "on": real,
         "unsampled": [*real, *NOWHERE],
         "sampled": [*real, *NOWHERE],
@@ -74,35 +76,60 @@ async def run_once(
     return (server.cpu_seconds() - before) / loop.calls
 
 
+Costs: TypeAlias = dict[tuple[str, str], list[float]]
+"""Processor seconds of a call, of each run, by transport and case."""
+
+
 async def measure(
-    servers: dict[str, ServerProcess], args: argparse.Namespace
-) -> list[dict[str, Any]]:
-    """Return the costs of all cases, and their ratios to "off"; of "against" to "on"."""
+    servers: dict[str, ServerProcess], costs: Costs, args: argparse.Namespace
+) -> None:
+    """Add the costs of `args.runs` runs of all cases."""
     channels = {name: grpc.aio.insecure_channel(one.target) for name, one in servers.items()}
     stubs = {name: pb_grpc.QuantizedLinearStub(one) for name, one in channels.items()}
-    rows = []
-    for transport in ("unary", "stream"):
-        costs: dict[str, list[float]] = {name: [] for name in servers}
+    for transport in args.transport:
         for number in range(args.runs + 1):  # the first warms up
             # Who runs behind whom is worth some percent: another order each time.
             for name in random.Random(number).sample(list(servers), len(servers)):
                 cost = await run_once(name, transport, servers[name], stubs[name], args.seconds)
                 if number:
-                    costs[name].append(cost)
-        for name in servers:
-            compared = "off" if name in ("off", "on") else "on"
-            rows.append(
-                {
-                    "transport": transport,
-                    "case": name,
-                    "cpu_seconds": statistics.median(costs[name]),
-                    "compared": compared,
-                    **ratio(costs[name], costs[compared]),
-                }
-            )
+                    costs.setdefault((transport, name), []).append(cost)
     for channel in channels.values():
         await channel.close()
+
+
+def compare(costs: Costs) -> list[dict[str, Any]]:
+    """Return the median costs of all cases, and their ratios to "off" or to "on"."""
+    rows = []
+    for (transport, name), ours in sorted(costs.items(), key=_order):
+        compared = "off" if name in ("off", "on") else "on"
+        row = {"transport": transport, "case": name, "cpu_seconds": statistics.median(ours)}
+        rows.append(row | {"compared": compared, **ratio(ours, costs[transport, compared])})
     return rows
+
+
+def _order(one: tuple[tuple[str, str], list[float]]) -> tuple[int, int]:
+    (transport, name), _ = one
+    return TRANSPORTS.index(transport), CASES.index(name)
+
+
+def measure_calls(
+    words: dict[str, list[str]], cores: set[int], args: argparse.Namespace
+) -> tuple[list[dict[str, Any]], float]:
+    """Return the costs of all cases, of servers that are started `args.starts` times.
+
+    Two processes of the same code differ by a percent or two for as long as they live. Also the
+    processor time of the servers.
+    """
+    costs: Costs = {}
+    used = 0.0
+    for _ in range(args.starts):
+        with ExitStack() as stack:
+            servers = {
+                name: stack.enter_context(started(one, cores)) for name, one in words.items()
+            }
+            asyncio.run(measure(servers, costs, args))
+            used += sum(server.cpu_seconds() for server in servers.values())
+    return compare(costs), used
 
 
 def scrape(address: str) -> int:
@@ -154,14 +181,15 @@ def show(report: dict[str, Any], args: argparse.Namespace) -> None:
             f"{row['transport']} {row['case']}",
             f"{row['cpu_seconds'] * 1e6:.1f}",
             f"{row['ratio']:.3f} x {row['compared']}",
+            f"{row['paired']:.3f}",
             f"{row['lowest']:.2f} to {row['highest']:.2f}",
             verdict(row["ratio"], MOST_RATIO) if row["case"] == "on" else "",
         ]
         for row in report["calls"]
     ]
     title = f"server, µs of processor time per call: {FEATURES}x{FEATURES}, 1 row, {IN_FLIGHT} in "
-    title += f"flight, medians of {args.runs} interleaved runs"
-    print_table(out, title, ["", "µs", "ratio", "of pairs", "target"], rows)
+    title += f"flight, medians of {args.runs * args.starts} interleaved runs"
+    print_table(out, title, ["", "µs", "ratio", "of pairs", "these from", "target"], rows)
     one = report["scrape"]
     cells = [
         f"{one['layers']} layers, {one['lines']} lines",
@@ -177,8 +205,15 @@ def show(report: dict[str, Any], args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="qlinear bench metrics", description=__doc__)
-    parser.add_argument("--runs", type=int, default=9, help="of each case (default: 9)")
-    parser.add_argument("--seconds", type=float, default=0.6, help="of one run (default: 0.6)")
+    parser.add_argument("--starts", type=int, default=3, help="of each server (default: 3)")
+    parser.add_argument(
+        "--runs", type=int, default=9, help="of each case and start, interleaved (default: 9)"
+    )
+    parser.add_argument("--seconds", type=float, default=0.5, help="of one run (default: 0.5)")
+    parser.add_argument("--transport", nargs="+", choices=TRANSPORTS, default=TRANSPORTS)
+    parser.add_argument(
+        "--only", nargs="+", metavar="CASE", help='beside "off" and "on" (default: all)'
+    )
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout")
     parser.add_argument("--json", metavar="FILE", help="write all figures as JSON; - is stdout")
     args = parser.parse_args()
@@ -187,16 +222,16 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         model = write_model(folder, {"square": (FEATURES, FEATURES)})
         stack.enter_context(on_cores(own_cores))
-        others, own = Others(), time.process_time()
-        servers = {
-            name: stack.enter_context(started(words, server_cores))
-            for name, words in cases(model, args.against).items()
+        words = {
+            name: one
+            for name, one in cases(model, args.against).items()
+            if args.only is None or name in ("off", "on", *args.only)
         }
-        used = sum(server.cpu_seconds() for server in servers.values())
-        report: dict[str, Any] = {"calls": asyncio.run(measure(servers, args))}
-        used = sum(server.cpu_seconds() for server in servers.values()) - used
+        others, own = Others(), time.process_time()
+        calls, used = measure_calls(words, server_cores, args)
+        report: dict[str, Any] = {"calls": calls}
         report["others_cores"] = others.cores(used + time.process_time() - own)
-        report["scrape"] = measure_scrape(folder, server_cores, max(args.runs, 7))
+        report["scrape"] = measure_scrape(folder, server_cores, max(args.runs * args.starts, 7))
     report["machine"] = machine()
     show(report, args)
     write_json(args.json, report)

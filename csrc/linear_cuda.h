@@ -64,7 +64,7 @@ typedef struct ql_cuda_launch {
   void* workspace;  // see above; 256-byte aligned
   int64_t workspace_bytes;
   void* start_event;         // cudaEvent_t, recorded right before and right after the kernels by
-  void* stop_event;          // this very call; both or neither may be null
+  void* stop_event;          // this very call; null: not recorded
   const ql_cuda_plan* plan;  // null: the one that ql_cuda_plan() gives
 } ql_cuda_launch;
 
@@ -128,7 +128,7 @@ int ql_cuda_read_probe(const void* buffer, int64_t bytes, int variant, void* sin
                        const ql_cuda_launch* launch);
 int ql_cuda_read_variants(void);
 
-// An empty kernel between the events: the cost of the pair, which measured times still contain.
+// An empty kernel: what a pair of events around it measures, measured times contain as well.
 int ql_cuda_empty(const ql_cuda_launch* launch);
 
 // ---- Batches whose rows lie in host memory ----

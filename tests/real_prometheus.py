@@ -100,17 +100,19 @@ def under_load(target: str, *words: str) -> Iterator[None]:
 
 
 @contextmanager
-def _prometheus(folder: Path, metrics: str) -> Iterator[str]:
-    """Run Prometheus with the shipped rules; its address."""
-    config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
-    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-    config["scrape_configs"][0]["static_configs"] = [{"targets": [metrics]}]
-    config["rule_files"] = [str(PROMETHEUS / name) for name in config["rule_files"]]
+def prometheus(
+    folder: Path, metrics: str, *flags: str, config: str = "prometheus.yml"
+) -> Iterator[str]:
+    """Run Prometheus with the shipped rules and a shipped configuration; its address."""
+    made = yaml.safe_load((PROMETHEUS / config).read_text())
+    made["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    made["scrape_configs"][0]["static_configs"] = [{"targets": [metrics]}]
+    made["rule_files"] = [str(PROMETHEUS / name) for name in made["rule_files"]]
     path = folder / "prometheus.yml"
-    path.write_text(yaml.safe_dump(config))
+    path.write_text(yaml.safe_dump(made))
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    words = [f"--config.file={path}", f"--storage.tsdb.path={folder / 'data'}"]
+    words = [f"--config.file={path}", f"--storage.tsdb.path={folder / 'data'}", *flags]
     with running(tool("prometheus"), *words, f"--web.listen-address={address}"):
         until("Prometheus is ready", lambda: _answers(f"http://{address}/-/ready"))
         yield address
@@ -146,7 +148,7 @@ def watched_server(folder: Path) -> Iterator[Watched]:
     tool("prometheus")
     with ExitStack() as stack:
         target, metrics = stack.enter_context(served_model(*SMALL_QUEUE))
-        watched = Watched(target, metrics, stack.enter_context(_prometheus(folder, metrics)))
+        watched = Watched(target, metrics, stack.enter_context(prometheus(folder, metrics)))
         stack.enter_context(under_load(target, "--concurrency", "64", "--transport", "unary"))
         stack.enter_context(under_load(target, "--concurrency", "4", "--timeout", "0.001"))
         _cancel_calls(watched)

@@ -213,20 +213,14 @@ struct FedKernel {
     if (lane == 0) barrier_arrive(slot.free);
   }
 
-  // So many steps of one tile of so many rows, or more than it holds.
-  __device__ __forceinline__ void multiply_steps(int steps, int rows) {
+  // So many steps of one tile.
+  __device__ __forceinline__ void multiply_steps(int steps) {
     if constexpr (kWarpgroups) {
       if (steps == 0) return;
       const auto slots = [&] { return take(); };
       const auto back = [&](const Slot& slot) { give_back(slot); };
       if constexpr (kRounded) {
-        RoundedRun<Dtype, kBits, kTokenBlocks> run(step);
-        constexpr int kHalf = kTokenBlocks >= 16 ? kTokenBlocks / 2 : kTokenBlocks;
-        if (rows <= kHalf * kTokens) {
-          run.template run<kHalf>(totals[0], steps, slots, back);
-        } else {
-          run.template run<kTokenBlocks>(totals[0], steps, slots, back);
-        }
+        RoundedRun<Dtype, kBits, kTokenBlocks>(step).run(totals[0], steps, slots, back);
       } else if (is_plain<Dtype>(args.step)) {
         ExactRun<Dtype, kBits, kTokenBlocks, true>(step).run(totals[0], steps, slots, back);
       } else {
@@ -249,7 +243,7 @@ struct FedKernel {
       const int left = work.end_step - work.first_step - ahead;
       const int steps = left > 0 ? (left + args.warps_k - 1) / args.warps_k : 0;
       const FedTile at(args, tile);
-      multiply_steps(steps, args.m - at.m * kTileRows);
+      multiply_steps(steps);
       ahead += steps * args.warps_k - (work.end_step - work.first_step);
       finish_tile(at);
     }

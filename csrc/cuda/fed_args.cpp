@@ -123,8 +123,7 @@ bool fed_args(const ql_linear_params& params, const ql_cuda_plan& plan, FedArgs&
   args.stages = plan.stages;
   args.cluster = plan.cluster;
   args.tiles = plan.m_tiles * plan.n_tiles;
-  args.full_m_tiles = plan.m_tiles - (last_rows_are_few(params, plan) ? 1 : 0);
-  args.full_tiles = args.full_m_tiles * plan.n_tiles;
+  args.m_tiles = plan.m_tiles;
   args.tile_blocks = plan.tile_blocks;
   args.tile_steps = static_cast<int>((k_padded + kStep - 1) / kStep);
   args.code_columns = layout::kTileN * kStep * params.bits / 8 / kWord;

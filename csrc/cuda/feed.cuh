@@ -28,18 +28,14 @@ struct FedWork {
   }
 };
 
-// Which rows and features a tile is of. Tiles of the same features come one after the other, but
-// for those of the last rows if these are few: they come last, so that nobody is left with several.
+// Which features and rows a tile is of: tiles of the same features come one after the other.
 struct FedTile {
   int n, m;
 
   __device__ __forceinline__ FedTile(const FedArgs& args, int tile) : n(tile), m(0) {
-    if (tile >= args.full_tiles) {
-      n = tile - args.full_tiles;
-      m = args.full_m_tiles;
-    } else if (args.full_m_tiles > 1) {
-      n = tile / args.full_m_tiles;
-      m = tile - n * args.full_m_tiles;
+    if (args.m_tiles > 1) {
+      n = tile / args.m_tiles;
+      m = tile - n * args.m_tiles;
     }
   }
 };

@@ -3,11 +3,9 @@
 #include <cstdio>
 #include <cstring>
 
-#include "cuda/fed_args.h"
-#include "cuda/host.h"
-#include "cuda/linear_args.h"
 #include "cuda/linear_kernels.h"
 #include "cuda/plan.h"
+#include "cuda/product.h"
 
 namespace qlinear::cuda {
 namespace {
@@ -174,47 +172,55 @@ ql_cuda_plan remembered_plan(const ql_linear_params& params, const ql_cuda_devic
   return entry.plan;
 }
 
-int run_linear(const ql_linear_params& params, const ql_cuda_launch& launch) {
-  LaunchGuard guard(launch, "linear", params.m, params.n, params.k);
-  if (guard.status() != QL_OK) return guard.status();
-  if (params.m == 0 || params.n == 0) {
-    const int begun = guard.begin();
-    return begun == QL_OK ? guard.finish(cudaSuccess) : begun;
-  }
-  ql_cuda_plan plan =
-      launch.plan != nullptr ? *launch.plan : remembered_plan(params, guard.device(), launch);
-  const char* fault = plan_fault(params, guard.device(), plan);
-  if (fault != nullptr) {
-    set_error_text("linear m=%lld n=%lld k=%lld: %s", static_cast<long long>(params.m),
-                   static_cast<long long>(params.n), static_cast<long long>(params.k), fault);
-    return QL_BAD_PLAN;
-  }
-  complete_plan(params, plan);
-  const int status = check_workspace(plan, launch);
-  if (status != QL_OK) return status;
-  const cudaError_t error = allow_shared_memory(plan.kernel, guard.device(), launch.device);
-  if (error != cudaSuccess) return guard.finish(error);
-  const bool dependent = (launch.flags & QL_CUDA_DEPENDENT) != 0 && guard.device().major >= 9;
-  LinearArgs args;
-  FedArgs fed;
-  if (plan.copy_warp == 0) {
-    args = linear_args(params, plan, launch);
-    args.dependent = dependent;
-  } else if (fed_args(params, plan, fed)) {
-    fed.dependent = dependent;
-  } else {
-    set_error_text("linear m=%lld n=%lld k=%lld: the driver cannot describe it to the copy engine",
-                   static_cast<long long>(params.m), static_cast<long long>(params.n),
-                   static_cast<long long>(params.k));
-    return QL_CUDA_ERROR;
-  }
-  void* arguments = plan.copy_warp == 0 ? static_cast<void*>(&args) : static_cast<void*>(&fed);
-  const int begun = guard.begin();
-  if (begun != QL_OK) return begun;
-  return guard.finish(launch_kernel(plan, arguments, dependent, guard.stream()));
+}  // namespace
+
+Product::Product(const ql_linear_params& params, const ql_cuda_launch& launch)
+    : params_(params), launch_(launch), guard_(launch, "linear", params.m, params.n, params.k) {}
+
+int Product::prepare() {
+  int status = check_problem(params_);
+  if (status == QL_OK) status = check_pointers(params_);
+  if (status == QL_OK) status = guard_.status();
+  if (status != QL_OK || params_.m == 0 || params_.n == 0) return status;
+  return prepare_kernel();
 }
 
-}  // namespace
+int Product::prepare_kernel() {
+  plan_ =
+      launch_.plan != nullptr ? *launch_.plan : remembered_plan(params_, guard_.device(), launch_);
+  const char* fault = plan_fault(params_, guard_.device(), plan_);
+  if (fault != nullptr) {
+    set_error_text("linear m=%lld n=%lld k=%lld: %s", static_cast<long long>(params_.m),
+                   static_cast<long long>(params_.n), static_cast<long long>(params_.k), fault);
+    return QL_BAD_PLAN;
+  }
+  complete_plan(params_, plan_);
+  const int status = check_workspace(plan_, launch_);
+  if (status != QL_OK) return status;
+  const cudaError_t error = allow_shared_memory(plan_.kernel, guard_.device(), launch_.device);
+  if (error != cudaSuccess) return guard_.finish(error);
+  if (plan_.copy_warp == 0) {
+    args_ = linear_args(params_, plan_, launch_);
+  } else if (!fed_args(params_, plan_, fed_)) {
+    set_error_text("linear m=%lld n=%lld k=%lld: the driver cannot describe it to the copy engine",
+                   static_cast<long long>(params_.m), static_cast<long long>(params_.n),
+                   static_cast<long long>(params_.k));
+    return QL_CUDA_ERROR;
+  }
+  return QL_OK;
+}
+
+int Product::launch() {
+  const bool dependent = (launch_.flags & QL_CUDA_DEPENDENT) != 0 && guard_.device().major >= 9;
+  const bool is_empty = params_.m == 0 || params_.n == 0;
+  args_.dependent = fed_.dependent = dependent;
+  void* arguments = plan_.copy_warp == 0 ? static_cast<void*>(&args_) : static_cast<void*>(&fed_);
+  const int begun = guard_.begin();
+  if (begun != QL_OK) return begun;
+  return guard_.finish(is_empty ? cudaSuccess
+                                : launch_kernel(plan_, arguments, dependent, guard_.stream()));
+}
+
 }  // namespace qlinear::cuda
 
 using namespace qlinear;
@@ -222,9 +228,9 @@ using namespace qlinear::cuda;
 
 extern "C" int ql_cuda_linear(const ql_linear_params* params, const ql_cuda_launch* launch) {
   if (params == nullptr || launch == nullptr) return QL_NULL_POINTER;
-  int status = check_problem(*params);
-  if (status == QL_OK) status = check_pointers(*params);
-  return status == QL_OK ? run_linear(*params, *launch) : status;
+  Product product(*params, *launch);
+  const int status = product.prepare();
+  return status == QL_OK ? product.launch() : status;
 }
 
 extern "C" int ql_cuda_plan_linear(const ql_linear_params* params, const ql_cuda_device* device,

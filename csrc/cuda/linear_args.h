@@ -70,10 +70,9 @@ struct alignas(64) FedArgs {
   partition::FedMemory memory;
   int warps_n, warps_k, stages;
 
-  int cluster, tiles, tile_blocks, tile_steps;
-  int full_tiles, full_m_tiles;  // all, or those before the last, few rows (FedTile)
-  int code_columns;              // of a step in code_map
-  int group_columns;             // of a step in scale_map and zero_map; 0: one group for all
+  int cluster, tiles, m_tiles, tile_blocks, tile_steps;
+  int code_columns;   // of a step in code_map
+  int group_columns;  // of a step in scale_map and zero_map; 0: one group for all
   int scale_box_bytes, zero_box_bytes;
   int x_boxes;  // in which a step of x is copied
   StepArgs step;

@@ -53,17 +53,17 @@ int token_blocks_for(const ql_linear_params& params, Form kind) {
 
 // The model behind a choice; constants are fitted to sweeps on an H200 (docs/kernel.md).
 constexpr int kInvariantWarpsK = 1;
-constexpr double kReadBytesPerMicrosecond = 34.8e3;  // per multiprocessor, large layers
-constexpr double kL2BytesPerMicrosecond = 60.9e3;    // per multiprocessor, weights and x together
+constexpr double kReadBytesPerMicrosecond = 32.7e3;  // per multiprocessor, large layers
+constexpr double kL2BytesPerMicrosecond = 82.1e3;    // per multiprocessor, weights and x together
 constexpr double kShareBytesPerMicrosecond = 50e3;   // at which one thread block adds up shares
-constexpr double kSplitMicroseconds = 3.94;          // what split tiles take beside that
-constexpr double kTileMicroseconds = 1.4;            // what the end of a tile takes
-constexpr double kOverlapMicroseconds = 1.05;        // of it, hidden by a launch that fits beside
-constexpr double kStartMicroseconds = 1.0;
-constexpr double kIdle = 0.433;
+constexpr double kSplitMicroseconds = 4.72;          // what split tiles take beside that
+constexpr double kTileMicroseconds = 0.53;           // what the end of a tile takes
+constexpr double kOverlapMicroseconds = 1.07;        // of it, hidden by a launch that fits beside
+constexpr double kStartMicroseconds = 1.9;
+constexpr double kIdle = 0.429;
 // Time per step beside the memory's, by rows of a tile.
 constexpr double slowdown(int token_blocks) {
-  return token_blocks == 1 ? 1.28 : token_blocks == 2 ? 1.64 : token_blocks == 4 ? 2.67 : 6.3;
+  return token_blocks == 1 ? 1.24 : token_blocks == 2 ? 1.59 : token_blocks == 4 ? 2.67 : 6.3;
 }
 
 double ceil_divide(double value, double by) {
@@ -163,7 +163,7 @@ bool see_warps(const ql_linear_params& params, const ql_cuda_device& device, boo
 }  // namespace
 
 double overlapping_time(const ql_cuda_device& device, int ctas, double microseconds) {
-  constexpr double kUsed = 0.204, kMost = 16.1;
+  constexpr double kUsed = 0.265, kMost = 24.5;
   if (device.major < 9) return microseconds;
   const int64_t slots = (ctas + device.sm_count - 1) / device.sm_count * int64_t{device.sm_count};
   const double idle = 1.0 - static_cast<double>(ctas) / static_cast<double>(slots);

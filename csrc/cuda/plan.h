@@ -12,12 +12,6 @@ int check_problem(const ql_linear_params& params);
 inline int64_t padded_n(const ql_linear_params& params) {
   return layout::round_up(params.n, layout::kPadN);
 }
-// Whether the rows of the last tiles are so few that a warpgroup multiplies no more than half.
-inline bool last_rows_are_few(const ql_linear_params& params, const ql_cuda_plan& plan) {
-  const int64_t rows = int64_t{plan.token_blocks} * partition::kTokens;
-  const int64_t last = params.m - (plan.m_tiles - 1) * rows;
-  return plan.warpgroups != 0 && plan.token_blocks >= 16 && plan.m_tiles > 1 && last <= rows / 2;
-}
 inline int64_t tile_steps(const ql_linear_params& params) {
   return layout::round_up(params.k, layout::kPadK) / partition::kStepK;
 }

@@ -26,34 +26,27 @@ struct FormTimes {
   double start;  // beside what every form takes
 };
 constexpr FormTimes times_of(int token_blocks) {
-  return token_blocks == 1   ? FormTimes{0.0228, 0.075, 1.9}
-         : token_blocks == 2 ? FormTimes{0.0212, 0.20, 2.0}
-         : token_blocks == 4 ? FormTimes{0.0333, 0.046, 2.2}
-         : token_blocks == 8 ? FormTimes{0.0338, 0.255, 1.3}
-                             : FormTimes{0.0668, 0.30, 2.4};
+  return token_blocks == 1   ? FormTimes{0.0240, 0.147, 1.54}
+         : token_blocks == 2 ? FormTimes{0.0212, 0.239, 1.24}
+         : token_blocks == 4 ? FormTimes{0.0295, 0.113, 1.82}
+         : token_blocks == 8 ? FormTimes{0.0357, 0.228, 0.69}
+                             : FormTimes{0.0731, 0.171, 2.06};
 }
-constexpr double kReadBytes = 4.26e6;   // a microsecond, all together
-constexpr double kFixedShare = 0.18;    // of the rate, that no other multiprocessor can use
-constexpr double kL2BytesOfOne = 85e3;  // weights and x, by one multiprocessor
+constexpr double kReadBytes = 4.17e6;   // a microsecond, all together
+constexpr double kFixedShare = 0.10;    // of the rate, that no other multiprocessor can use
+constexpr double kL2BytesOfOne = 82e3;  // weights and x, by one multiprocessor
 constexpr double kName = 0.174;         // what a copying warp needs to name the boxes of a step
-constexpr double kIdle = 0.157;         // for each time that the warps would fit once more
-constexpr double kTileEnd = 1.62;
-constexpr double kShare = 0.876;     // what a cluster takes to add up
-constexpr double kAddBlock = 0.064;  // of 8 rows of an n-block, by a warp
-
-// Tiles that a thread block, or its cluster, does one after the other; those of few rows are less.
-double rounds_of(const ql_linear_params& params, const ql_cuda_plan& plan) {
-  constexpr double kFewRows = 0.8;
-  const int64_t tiles = int64_t{plan.m_tiles} * plan.n_tiles, at_once = plan.ctas / plan.cluster;
-  const int64_t few = last_rows_are_few(params, plan) ? plan.n_tiles : 0;
-  const int64_t whole = divide_up(tiles - few, at_once), all = divide_up(tiles, at_once);
-  return static_cast<double>(whole) + kFewRows * static_cast<double>(all - whole);
-}
+constexpr double kWarp = 0.033;         // what each warp of a thread block adds to its start
+constexpr double kTileEnd = 1.36;
+constexpr double kShare = 0.09;                            // what a cluster takes to add up, beside
+constexpr double kAddBlock = 0.188;                        // 8 rows of an n-block, by a warp
+constexpr double kDirectEnd = 1.77, kDirectBlock = 0.046;  // where warps store, and for 8 rows
 
 double fed_time(const ql_linear_params& params, const ql_cuda_device& device,
                 const ql_cuda_plan& plan) {
   const double steps = static_cast<double>(tile_steps(params));
-  const double rounds = rounds_of(params, plan);
+  const int64_t tiles = int64_t{plan.m_tiles} * plan.n_tiles;
+  const double rounds = static_cast<double>(divide_up(tiles, plan.ctas / plan.cluster));
   const double per_sm = static_cast<double>(divide_up(plan.ctas, device.sm_count));
   // Of a multiprocessor, whose thread blocks share what it can read and multiply.
   const double own_steps = rounds * steps / plan.cluster * per_sm;
@@ -72,16 +65,16 @@ double fed_time(const ql_linear_params& params, const ql_cuda_device& device,
   const int computed = plan.warps_n * partition::fed_blocks_per_warp(plan.token_blocks);
   const double turns = rounds * static_cast<double>(divide_up(
                                     divide_up(tile_steps(params), plan.cluster), plan.warps_k));
-  const double most_warps = partition::fed_max_threads(plan.token_blocks) / 32;
-  const double idle = std::max(1.0, most_warps / (plan.warps_n * plan.warps_k * per_sm));
-  const double compute =
-      own_steps * computed * times.block * (1 + kIdle * (idle - 1)) + turns * times.step;
+  const double compute = own_steps * computed * times.block + turns * times.step;
+  const bool direct = plan.warpgroups != 0 && plan.cluster == 1 && plan.warps_k == 1;
   const double adding = kAddBlock * plan.token_blocks * plan.tile_blocks *
                         (plan.warps_k + (plan.cluster > 1 ? 2 : 0)) / (plan.warps_n * plan.warps_k);
-  const double tile_end = kTileEnd + (plan.cluster > 1 ? kShare : 0.0) + adding;
+  const double tile_end = direct ? kDirectEnd + kDirectBlock * plan.token_blocks
+                                 : kTileEnd + (plan.cluster > 1 ? kShare : 0.0) + adding;
   const double name = rounds * steps / plan.cluster * kName;
   const double time = std::max({read, through_l2, name, compute}) + rounds * tile_end;
-  return times.start + overlapping_time(device, plan.ctas, time);
+  return times.start + kWarp * plan.warps_n * plan.warps_k +
+         overlapping_time(device, plan.ctas, time);
 }
 
 // How many thread blocks of this plan a multiprocessor has registers and threads for.

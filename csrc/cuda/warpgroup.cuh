@@ -36,7 +36,7 @@ __device__ __forceinline__ void scale_operand<BF16>(uint32_t (&a)[4], uint32_t l
 }
 
 // Products of `operands`, one after the other, with x from this place on.
-template <typename Step, typename Dtype, int kUsedBlocks, int kTokenBlocks, int kBatch>
+template <typename Step, typename Dtype, int kTokenBlocks, int kBatch>
 __device__ __forceinline__ void start_products(float (&sums)[kTokenBlocks][4],
                                                const uint32_t (&operands)[kBatch][4], uint32_t x,
                                                int first_k16, bool begin) {
@@ -44,7 +44,7 @@ __device__ __forceinline__ void start_products(float (&sums)[kTokenBlocks][4],
 #pragma unroll
   for (int i = 0; i < kBatch; ++i) {
     const int k16 = first_k16 + i;
-    WarpgroupProduct<Dtype, kUsedBlocks>::run(
+    WarpgroupProduct<Dtype, kTokenBlocks>::run(
         sums, operands[i], x + (k16 / 4 * Step::kHalfBytes + k16 % 4 * 32) / 16, !begin || i > 0);
   }
   warpgroup_commit();
@@ -110,8 +110,7 @@ struct ExactRun {
       const uint32_t x = activation_descriptor(slot.at.x);
 #pragma unroll
       for (int batch = 0; batch < kBatches; ++batch) {
-        start_products<Step, Dtype, kTokenBlocks>(sums, a[batch % 2], x, batch * kBatch,
-                                                  batch == 0);
+        start_products<Step, Dtype>(sums, a[batch % 2], x, batch * kBatch, batch == 0);
         if (batch + 1 < kBatches) {
           if (batch > 0) warpgroup_wait<1>();  // for the place of the next operands
           prepare(a[(batch + 1) % 2], slot.at, batch + 1);
@@ -177,15 +176,14 @@ struct RoundedRun {
 
   // A slot is given back in the step after its own, when no product reads it any more. The first
   // step stands alone: a branch around that would have the compiler make products wait.
-  // kUsedBlocks: of the tile's row blocks, those that hold any rows.
-  template <int kUsedBlocks, typename Take, typename GiveBack>
+  template <typename Take, typename GiveBack>
   __device__ __forceinline__ void run(BlockSums& totals, int steps, Take take, GiveBack give_back) {
     Operands a[2];
     auto slot = take();
     const auto run_batch = [&](int batch) {
       prepare(a[batch % 2], slot.at, batch);
-      start_products<Step, Dtype, kUsedBlocks>(
-          totals, a[batch % 2], activation_descriptor(slot.at.x), batch * kBatch, false);
+      start_products<Step, Dtype>(totals, a[batch % 2], activation_descriptor(slot.at.x),
+                                  batch * kBatch, false);
       warpgroup_wait<1>();
     };
 #pragma unroll

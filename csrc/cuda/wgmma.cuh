@@ -27,8 +27,7 @@ template <int kPending>
 __device__ __forceinline__ void warpgroup_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-// sums (of 64 x kColumns, this thread's share) = [sums +] weights (64 x 16) * activations, of the
-// first blocks of 8 columns where there are sums of more.
+// sums (of 64 x kColumns, this thread's share) = [sums +] weights (64 x 16) * activations.
 template <typename Dtype, int kTokenBlocks>
 struct WarpgroupProduct;
 
@@ -47,22 +46,20 @@ struct WarpgroupProduct;
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, " \
   "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
-#define QL_WARPGROUP_PRODUCT(DTYPE, NAME, BLOCKS, COLUMNS, PLACES, A, LOW, HIGH, ADD, ...)        \
-  template <>                                                                                     \
-  struct WarpgroupProduct<DTYPE, BLOCKS> {                                                        \
-    template <int kBlocks>                                                                        \
-    static __device__ __forceinline__ void run(float (&sums)[kBlocks][4], const uint32_t (&a)[4], \
-                                               uint32_t b, bool add) {                            \
-      static_assert(kBlocks >= BLOCKS, "sums of the first blocks");                               \
-      asm volatile("{\n\t.reg .pred p;\n\t.reg .b64 d;\n\tsetp.ne.b32 p, " ADD                    \
-                   ", 0;\n\tmov.b64 d, {" LOW ", " HIGH                                           \
-                   "};\n\t"                                                                       \
-                   "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." NAME "." NAME           \
-                   " {" PLACES "}, {" A "}, d, p, 1, 1, 0;\n\t}"                                  \
-                   : __VA_ARGS__                                                                  \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(kDescriptorHigh),    \
-                     "r"(static_cast<int>(add)));                                                 \
-    }                                                                                             \
+#define QL_WARPGROUP_PRODUCT(DTYPE, NAME, BLOCKS, COLUMNS, PLACES, A, LOW, HIGH, ADD, ...)       \
+  template <>                                                                                    \
+  struct WarpgroupProduct<DTYPE, BLOCKS> {                                                       \
+    static __device__ __forceinline__ void run(float (&sums)[BLOCKS][4], const uint32_t (&a)[4], \
+                                               uint32_t b, bool add) {                           \
+      asm volatile("{\n\t.reg .pred p;\n\t.reg .b64 d;\n\tsetp.ne.b32 p, " ADD                   \
+                   ", 0;\n\tmov.b64 d, {" LOW ", " HIGH                                          \
+                   "};\n\t"                                                                      \
+                   "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." NAME "." NAME          \
+                   " {" PLACES "}, {" A "}, d, p, 1, 1, 0;\n\t}"                                 \
+                   : __VA_ARGS__                                                                 \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(kDescriptorHigh),   \
+                     "r"(static_cast<int>(add)));                                                \
+    }                                                                                            \
   };
 
 #define QL_WARPGROUP_PRODUCTS(DTYPE, NAME)                                                         \

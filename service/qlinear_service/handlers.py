@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from qlinear.v1 import linear_pb2
 from qlinear_service.callers import Caller
 from qlinear_service.codec import requested_layers
-from qlinear_service.errors import InvalidRequest
+from qlinear_service.errors import InvalidRequest, RequestError
 from qlinear_service.lifecycle import Lifecycle
 from qlinear_service.metrics import Metrics
 from qlinear_service.servicer import LinearServicer
@@ -158,9 +158,18 @@ class Handlers:
             caller.trace.end(code)
 
     def _stream(self, serve: Behavior) -> Behavior:
+        """Return a method of streams; it counts its calls itself, and this a stream it refuses."""
+
         async def behavior(received: Any, context: Context) -> None:
-            self._lifecycle.check()
-            await serve(received, context)
+            arrived = time.perf_counter()
+            try:
+                self._lifecycle.check()
+                await serve(received, context)
+            except (RequestError, DecodeError) as error:
+                seconds = time.perf_counter() - arrived
+                code, reason = code_of(error).name, getattr(error, "reason", "")
+                self._metrics.call_finished("MatMulStream", (), code, seconds, reason=reason)
+                raise
 
         return behavior
 

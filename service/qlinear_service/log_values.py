@@ -6,6 +6,7 @@ be one line. What a value is, its caller decides: never activations, nor results
 
 import json
 import logging
+import math
 import re
 import time
 from typing import Any
@@ -82,5 +83,5 @@ def _entries(formatter: logging.Formatter, record: logging.LogRecord) -> dict[st
 def _plain(value: object) -> object:
     """Return `value` as JSON knows it; of an exception its text."""
     if isinstance(value, float):
-        return float(f"{value:.6g}")
+        return float(f"{value:.6g}") if math.isfinite(value) else str(value)  # JSON has no such
     return value if isinstance(value, int) else str(value)

@@ -6,7 +6,6 @@ are declared in `metric_families.py`; docs/metrics.md explains them to operators
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry
@@ -16,15 +15,10 @@ from prometheus_client.registry import Collector
 from qlinear_service.bandwidth import Batches, Launches, Live, together
 from qlinear_service.cost import CostCurve
 from qlinear_service.measured import Load, MeasuredDevice, MeasuredLayer
-from qlinear_service.metric_families import Histogram, Number, m_label, new_families
+from qlinear_service.metric_calls import CallSeries
+from qlinear_service.metric_families import Histogram, m_label, new_families
 
-__all__ = ["NO_LAYER", "UNKNOWN_LAYER", "Metrics"]
-
-UNKNOWN_LAYER = "unknown"
-"""Label of calls for layers that are not loaded; no full name is that, as those hold a "/"."""
-
-NO_LAYER = "none"
-"""Label of calls of methods that have no layer."""
+__all__ = ["Metrics"]
 
 MOST_LAYERS = 1024
 """A call that fails may have named millions: it is counted for so many of them."""
@@ -58,9 +52,11 @@ class Metrics(Collector):
         """The loaded layers by full name."""
         self.families = new_families()
         """All metrics by name, with their series."""
-        self._full_names: dict[str | None, str] = {None: NO_LAYER}  # as calls write them -> full
-        self._calls: dict[tuple[str, str | None, str], Number] = {}
-        self._answers: dict[tuple[str, str], Histogram] = {}
+        # Looked up once, as these are told of every call.
+        self._calls = CallSeries(self.families)
+        self._copies: dict[str, Histogram] = {}
+        self._slots = self._copy("slot")
+        self._replies = self.families["qlinear_reply_seconds"].histogram()
         self._waits: dict[str, Histogram] = {}
         self._batches: dict[str, Batches] = {}
         self.devices: tuple[MeasuredDevice, ...] = ()
@@ -95,11 +91,7 @@ class Metrics(Collector):
             curves: what batches cost, by shape, where that was measured.
         """
         loaded = {layer.spec.name: layer for layer in layers}
-        modules = Counter(layer.spec.module for layer in loaded.values())
-        for name, layer in loaded.items():
-            self._full_names[name] = name
-            if modules[layer.spec.module] == 1:
-                self._full_names.setdefault(layer.spec.module, name)
+        self._calls.know(loaded)
         self.layers, self.load, self.curves = loaded, load, curves or {}
         self.devices = tuple(devices)
         self._set("qlinear_layers_loaded", len(loaded))
@@ -150,14 +142,18 @@ class Metrics(Collector):
             reason: `RequestError.reason` of what refused it.
             trace_id: of the trace that shows it, if one does.
         """
-        if code != "OK":
-            layers = layers[:MOST_LAYERS]
-        for name in layers or (None,):
-            number = self._calls.get((method, name, code)) or self._call(method, name, code)
-            number.value += 1
-        if code == "OK" and layers:
-            histogram = self._answers.get((method, layers[0]))
-            (histogram or self._answer(method, layers[0])).observe(seconds, trace_id)
+        if code == "OK" and len(layers) == 1:  # nearly all of them
+            calls = self._calls
+            answer = calls.answers.get((method, layers[0])) or calls.answer(method, layers[0])
+            answer[0].value += 1
+            answer[1].observe(seconds, trace_id)
+            return
+        for name in layers[:MOST_LAYERS] if code != "OK" else layers:
+            self._calls.number(method, name, code).value += 1
+        if not layers:
+            self._calls.number(method, None, code).value += 1
+        elif code == "OK":
+            self._calls.answer(method, layers[0])[1].observe(seconds, trace_id)
         if reason:
             self.families["qlinear_rejected_total"].number(reason).value += 1
         if code == "DEADLINE_EXCEEDED":
@@ -167,13 +163,13 @@ class Metrics(Collector):
 
     def slot_filled(self, seconds: float) -> None:
         """Count the copy of one call's activations into its slot."""
-        self.families["qlinear_transfer_seconds"].histogram("slot").observe(seconds)
+        self._slots.observe(seconds)
 
     def replied(self, seconds: float) -> None:
         """Count the time from a call's results to its encoded reply."""
-        self.families["qlinear_reply_seconds"].histogram().observe(seconds)
+        self._replies.observe(seconds)
 
-    def waited(self, layer: str, seconds: Iterable[float]) -> None:
+    def waited(self, layer: str, seconds: Sequence[float]) -> None:
         """Count how long each call of a batch waited for it.
 
         Args:
@@ -185,8 +181,7 @@ class Metrics(Collector):
             shape = self.layers[layer].spec.shape
             histogram = self.families["qlinear_queue_seconds"].histogram(shape)
             self._waits[layer] = histogram
-        for value in seconds:
-            histogram.observe(value)
+        histogram.observe_all(seconds)
 
     def batch_finished(
         self,
@@ -218,8 +213,7 @@ class Metrics(Collector):
             batches = Batches.of(self.layers[layer], self.devices, self.families)
             self._batches[layer] = batches
         for direction, nanoseconds in transfers:
-            copies = self.families["qlinear_transfer_seconds"].histogram(direction)
-            copies.observe(nanoseconds / 1e9)
+            (self._copies.get(direction) or self._copy(direction)).observe(nanoseconds / 1e9)
         batches.rows.observe(rows)
         batches.requests.observe(requests)
         took = [(device, nanoseconds / 1e9) for device, nanoseconds in launches]
@@ -285,16 +279,7 @@ class Metrics(Collector):
     def _set(self, name: str, value: float, *labels: str) -> None:
         self.families[name].number(*labels).value = value
 
-    def _call(self, method: str, name: str | None, code: str) -> Number:
-        """Return the counter of calls for a layer; remembered under names that are known only."""
-        full_name = self._full_names.get(name, UNKNOWN_LAYER)
-        number = self.families["qlinear_requests_total"].number(method, full_name, code)
-        if name in self._full_names:
-            self._calls[method, name, code] = number
-        return number
-
-    def _answer(self, method: str, name: str) -> Histogram:
-        shape = self.layers[self._full_names[name]].spec.shape
-        histogram = self.families["qlinear_request_seconds"].histogram(method, shape)
-        self._answers[method, name] = histogram
+    def _copy(self, direction: str) -> Histogram:
+        histogram = self.families["qlinear_transfer_seconds"].histogram(direction)
+        self._copies[direction] = histogram
         return histogram

@@ -23,6 +23,7 @@ from qlinear_service.errors import (
     UnknownLayer,
     UnknownMessage,
 )
+from qlinear_service.log_quota import LogQuota
 from qlinear_service.log_values import event
 
 __all__ = ["STATUS_OF", "Status", "code_of", "status_of"]
@@ -42,6 +43,9 @@ STATUS_OF: dict[type[RequestError], grpc.StatusCode] = {
 }
 
 CLIENT_FAULTS = (InvalidRequest, UnknownLayer, UnknownMessage, TooLarge)
+
+REFUSALS = LogQuota(most=50, seconds=10.0)
+"""Of a server's log, whatever its clients get wrong; the metrics count all of it."""
 
 MAX_TEXT = 1500
 """Texts travel in trailers, of which clients accept 8 KiB, with up to three bytes a character."""
@@ -87,9 +91,19 @@ def status_of(
     code, text = code_of(error), str(error)
     if len(text) > MAX_TEXT:
         text = text[:MAX_TEXT] + "..."
-    # Overload must not flood the log. Failures were logged, with their cause, where they arose;
-    # this line says whose call it was.
-    seen = isinstance(error, (*CLIENT_FAULTS, EngineFailure))
-    level = logging.INFO if seen else logging.DEBUG
-    event(logger, level, "call_refused", **values, code=code.name, text=text)
+    values |= {"code": code.name, "text": text}
+    if isinstance(error, EngineFailure):
+        # It was logged, with its cause, where it arose; this line says whose call it was.
+        event(logger, logging.INFO, "call_refused", **values)
+    else:
+        _log_refusal(isinstance(error, CLIENT_FAULTS), values)
     return Status(code, text, getattr(error, "retry_after_seconds", None))
+
+
+def _log_refusal(is_clients_fault: bool, values: dict[str, str]) -> None:
+    """Log a call that was refused; neither overload nor clients that err may flood the log."""
+    if logger.isEnabledFor(logging.DEBUG):
+        event(logger, logging.INFO if is_clients_fault else logging.DEBUG, "call_refused", **values)
+    elif is_clients_fault and (left_out := REFUSALS.ask()) is not None:
+        more = {"left_out": left_out} if left_out else {}
+        event(logger, logging.INFO, "call_refused", **values, **more)

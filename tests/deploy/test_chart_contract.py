@@ -220,6 +220,21 @@ def test_the_rules_are_those_of_deploy_prometheus() -> None:
     assert texts[0] == texts[1]
 
 
+def test_links_of_alerts_lead_where_the_values_say() -> None:
+    book = "https://example.com/qlinear/operations"
+    rules_there = {"monitoring": {"rules": True, "runbookUrl": book}}
+    (made,) = [m for m in render({**VALUES["defaults"], **rules_there})
+               if m["kind"] == "PrometheusRule"]  # fmt: skip
+    shown = [rule for group in made["spec"]["groups"] for rule in group["rules"]]
+    links = {r["alert"]: r["annotations"]["runbook_url"] for r in shown if "alert" in r}
+    assert links.keys() == rules("alert").keys()
+    for name, link in links.items():
+        assert link == f'{{{{ or "{book}" "docs/operations.md" }}}}#{name.lower()}'
+    for broken in ("docs/operations.md", "https://a/{{", "https://a/'b", "https://a/#b"):
+        with pytest.raises(Exception, match="runbookUrl"):
+            render({**VALUES["defaults"], "monitoring": {"runbookUrl": broken}})
+
+
 def test_the_policy_opens_only_what_is_used() -> None:
     spec = only("everything", "NetworkPolicy")["spec"]
     assert [rule["ports"][0]["port"] for rule in spec["ingress"]] == ["grpc", "metrics"]

@@ -139,3 +139,16 @@ def test_checkpoint() -> None:
     for name in ("pack_mb_per_second", "pack_over_copy", "load_gb_per_second", "cat_over_load"):
         assert figures[name] > 0
     assert 0 < figures["peak_layers"] < 2
+
+
+@pytest.mark.slow
+def test_metrics() -> None:
+    report = bench("metrics", "--starts", "2", "--runs", "1", "--seconds", "0.1", "--only", "off")
+    rows = {(row["transport"], row["case"]): row for row in report["calls"]}
+    assert list(rows) == [(way, case) for way in ("unary", "stream") for case in ("off", "on")]
+    for row in rows.values():
+        assert row["cpu_seconds"] > 0
+        assert row["compared"] == "off"
+        assert row["lowest"] <= row["paired"] <= row["highest"]
+    assert report["scrape"]["layers"] == 200
+    assert 0 < report["scrape"]["median_seconds"] <= report["scrape"]["highest_seconds"]

@@ -17,6 +17,7 @@ from measured_layers import Samples, names, samples_of, scrape, value
 from metrics_process import OPENMETRICS, get, served, words
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from running_server import WAIT_SECONDS, K, Running, Start, small_layers
+from stream_peer import open_stream
 
 from qlinear.v1 import linear_pb2 as pb
 from qlinear.v1 import linear_pb2_grpc as pb_grpc
@@ -117,6 +118,31 @@ async def test_refusals_have_their_layer_code_and_reason(start: Start) -> None:
     assert value(samples, "qlinear_rejected_total", reason="queue_rows") == 1
     assert value(samples, "qlinear_expired_total") == 1
     assert value(samples, "qlinear_cancelled_total") == 1
+
+
+async def test_streams_that_are_refused_are_counted(running: Running) -> None:
+    """Without that a server that turns all streams away would look as if nobody asked."""
+
+    async def ended(*messages: bytes) -> grpc.StatusCode:
+        peer = open_stream(running)
+        for message in messages:
+            await peer.write(message)
+        return (await peer.ended())[0]
+
+    assert await ended(b"\xff\xff") is grpc.StatusCode.INVALID_ARGUMENT
+    unnumbered = pb.StreamRequest(request_id=0, cancel=pb.Cancel()).SerializeToString()
+    assert await ended(unnumbered) is grpc.StatusCode.INVALID_ARGUMENT
+    running.server._lifecycle.begin_drain()
+    assert await ended() is grpc.StatusCode.UNAVAILABLE
+    samples = scrape(running.server.metrics)
+
+    def streams(code: str) -> float:
+        labels = {"method": "MatMulStream", "layer": "none", "code": code}
+        return value(samples, "qlinear_requests_total", **labels)
+
+    assert (streams("INVALID_ARGUMENT"), streams("UNAVAILABLE")) == (2, 1)
+    assert value(samples, "qlinear_rejected_total", reason="not_serving") == 1
+    assert streams("OK") == streams("CANCELLED") == 0
 
 
 @pytest.fixture

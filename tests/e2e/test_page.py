@@ -124,6 +124,30 @@ def test_a_lost_server_is_said_and_found_again(browser: Any) -> None:
                 assert page.page.locator("#main.stale").count() == 0
 
 
+def test_a_server_of_another_version_brings_its_own_page(browser: Any) -> None:
+    metrics = busy(crowd(3, shapes=1))
+    with port_of(metrics) as address, opened(browser, address) as page:
+        page.page.evaluate("document.body.dataset.first = 'yes'")
+        page.page.wait_for_timeout(2500)
+        assert page.page.evaluate("document.body.dataset.first") == "yes"
+        metrics.version = "2"
+        page.until("document.body.dataset.first === undefined")
+        page.until("document.getElementById('state').textContent === 'serving'")
+        assert "version 2" in page.text("#facts")
+        page.is_well()
+
+
+@pytest.mark.parametrize("body", ["[]", "null", "{}", '{"format": 99}', "<html>", '{"error": 1}'])
+def test_what_is_no_document_is_no_answer(browser: Any, body: str) -> None:
+    with port_of(busy(crowd(3, shapes=1))) as address, opened(browser, address) as page:
+        page.page.route("**/now.json", lambda route: route.fulfill(body=body))
+        page.until("document.getElementById('state').textContent === 'unreachable'")
+        assert page.page.locator("#layers tr").count() == 3
+        page.page.unroute_all()
+        page.until("document.getElementById('state').textContent === 'serving'")
+        page.is_well()
+
+
 def test_200_layers_change_only_what_has_changed(browser: Any) -> None:
     specs = crowd(200, shapes=6, length=60)
     with port_of(busy(specs)) as address, opened(browser, address) as page:

@@ -23,15 +23,26 @@ START_SECONDS = 100
 STOP_SECONDS = 40
 
 MAIN = """
-import contextlib, pathlib, sys
-library = pathlib.Path(sys.argv.pop(1))
+import contextlib, json, pathlib, sys
+library, profile = (sys.argv.pop(1) for _ in range(2))
 from qlinear_service.gpu import choice, loading
+library = pathlib.Path(library)
 choice.find_cuda_library = lambda *words, **more: (library, "")
 loading.cuda_library = lambda *words, **more: contextlib.nullcontext(library)
 from qlinear_service.cli import main
-sys.exit(main(sys.argv[1:]))
+if not profile:
+    sys.exit(main(sys.argv[1:]))
+import torch
+with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
+    code = main(sys.argv[1:])
+products = [event for event in profiled.events() if "cuda::linear_" in event.name]
+products.sort(key=lambda event: event.time_range.start)
+times = [event.self_device_time_total / 1e6 for event in products]
+pathlib.Path(profile).write_text(json.dumps(times))
+sys.exit(code)
 """
-"""The command line, handed the library of these tests: the cache of a user is not theirs."""
+"""The command line, handed the library of these tests: the cache of a user is not theirs. A profile
+is the seconds of every product, in order, as NVIDIA's profiling interface measures them."""
 
 BIG_N, BIG_K = 28672, 8192
 BIG_MODULES = ("a", "b", "c")
@@ -67,17 +78,24 @@ def moved(layer: QuantizedLinear, device: torch.device) -> QuantizedLinear:
 
 
 class Server:
-    """One server process; use it as a context manager."""
+    """One server process; use it as a context manager.
 
-    def __init__(self, path: Path, *words: str) -> None:
+    Args:
+        path: what it serves.
+        words: flags.
+        profile: where the profile of its products is written at its end, if it is asked to end.
+    """
+
+    def __init__(self, path: Path, *words: str, profile: Path | None = None) -> None:
         paths = [str(ROOT / name) for name in ("proto", "service", "client", ".")]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("QLINEAR_")}
         inherited = environment.get("PYTHONPATH", "")
         environment["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [inherited])])
+        own = (str(library_path()), "" if profile is None else str(profile))
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with this object
         ports = ["--port", "0", "--metrics-port", "0", "--drain-delay-seconds", "0.2"]
         self.process = subprocess.Popen(
-            [sys.executable, "-c", MAIN, str(library_path()), "serve", str(path), *ports, *words],
+            [sys.executable, "-c", MAIN, *own, "serve", str(path), *ports, *words],
             stdout=subprocess.PIPE,
             stderr=self.log,
             text=True,

@@ -139,7 +139,7 @@ def test_the_next_batch_is_copied_in_while_one_computes(bench: Bench) -> None:
 
 
 def test_times_are_those_of_the_device(bench: Bench) -> None:
-    assert 200 < bench.streams.pair_nanoseconds < 30_000
+    assert 0 <= bench.streams.pair_nanoseconds < 10_000
 
     async def run() -> list[int]:
         return [(await bench.engine.run(bench.batch(0, draw(i, 1)))).kernel_nanoseconds

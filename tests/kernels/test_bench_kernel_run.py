@@ -51,17 +51,18 @@ QUICK = ["--shapes", "256x128,384x64", "--rows", "1,9", "--replays", "3"]
 
 
 def test_a_run_from_copies_to_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = [*QUICK, "--peers", "cublas", "--also", "dependent"]
+    words = [*QUICK, "--peers", "cublas", "--also", "dependent,as-A10"]
     report = stand_in(words, tmp_path / "journal", monkeypatch)
     assert len(report["cells"]) == 2 * 2 * 5
     assert (report["failures"], report["wrong"], reports.is_bad(report)) == ({}, [], False)
     first = report["cells"][0]
     assert list(first["results"]) == [
-        *("qlinear", "qlinear dependent", "cuBLAS nk", "cuBLAS kn", "cuBLAS"),
+        *("qlinear", "qlinear dependent", "qlinear as-A10", "cuBLAS nk", "cuBLAS kn", "cuBLAS"),
     ]
     ours, cublas = first["results"]["qlinear"], first["results"]["cuBLAS"]
     assert ours["ratio"] == pytest.approx(first["floor_us"] / ours["us"])
     assert ours["detail"]["plan"]["stages"] == 4
+    assert first["results"]["qlinear as-A10"]["detail"]["plan"]["shared_bytes"] <= 99 << 10
     assert cublas["us"] == min(first["results"][f"cuBLAS {order}"]["us"] for order in ("nk", "kn"))
     json.dumps(reports.as_json(report))
     tables = io.StringIO()

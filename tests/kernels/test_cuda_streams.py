@@ -42,6 +42,9 @@ class Event(HostEvent):
     def elapsed_time(self, after: "Event") -> float:
         return after.milliseconds - self.milliseconds
 
+    def query(self) -> bool:
+        return True
+
 
 class Stream(HostStream):
     """A stream that remembers for what it was told to wait."""
@@ -73,6 +76,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch, library: Path) -> Iterator[HostKern
 
     for module in (streams, probe):
         monkeypatch.setattr(module, "torch", Torch())
+    monkeypatch.setattr(probe, "BUSY_BYTES", 4096)
     monkeypatch.setattr(
         CudaStreams, "host_memory", lambda self, nbytes: torch.empty(nbytes, dtype=torch.uint8)
     )

@@ -12,7 +12,7 @@ from rich.console import Console
 from watched_metrics import HOSTILE, busy, crowd, port_of, traffic
 
 from qlinear_service import cli
-from qlinear_service.watch.fetch import base_url, fetch
+from qlinear_service.watch.fetch import Unreachable, base_url, fetch
 from qlinear_service.watch.screen import gone, screen
 
 
@@ -95,6 +95,47 @@ def test_names_cannot_command_the_terminal() -> None:
     assert "\u202e" not in text
 
 
+def places(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """The path of every field of a document; of a list, its first item."""
+    fields = value.items() if isinstance(value, dict) else [(0, value[0])] if value else []
+    for key, one in fields:
+        yield (*path, key)
+        if isinstance(one, dict | list):
+            yield from places(one, (*path, key))
+
+
+@pytest.mark.parametrize("wrong", [None, -1, "\x1b]0;hacked\x07[bold]", [], {}, 1e300, "gone"])
+def test_a_document_of_something_else_is_drawn_or_one_sentence(port: str, wrong: object) -> None:
+    document = fetch(f"http://{port}", 5)
+    refused = 0
+    for path in places(document):
+        damaged = json.loads(json.dumps(document))
+        place = damaged
+        for step in path[:-1]:
+            place = place[step]
+        if wrong == "gone":
+            del place[path[-1]]
+        else:
+            place[path[-1]] = wrong
+        try:
+            text = "\n".join(drawn(damaged, 200, None))
+        except Unreachable:
+            refused += 1
+        else:
+            assert "\x1b]0" not in text, path
+    assert refused > 0 or wrong in (-1, 1e300)
+
+
+@pytest.mark.parametrize("width", [1, 2, 20, 29, 30, 31, 50])
+def test_a_narrow_terminal_is_drawn(port: str, width: int) -> None:
+    metrics = busy(crowd(3, shapes=1))
+    with port_of(metrics) as address:
+        document = fetch(f"http://{address}", 5)
+    document["trend"] = {name: [1.0] * 150 for name in document["trend"]}
+    lines = drawn(document, width, 24)
+    assert max(map(len, lines)) <= width
+
+
 def test_gauges_of_a_gpu_stand_in_the_first_line() -> None:
     clock, power = ("qlinear_gpu_clock_hertz",), ("qlinear_gpu_power_watts",)
     told = TELEMETRY | {clock: 1.98e9, power: 650.0}
@@ -129,6 +170,7 @@ def test_no_server_is_one_sentence_and_exit_1(capsys: pytest.CaptureFixture[str]
         (b"<html>hello</html>", "is no qlinear server"),
         (b"[1,2]", "is no qlinear server"),
         (b'{"format":99}', "speaks format 99"),
+        (b'{"format":1}', "cannot read"),
         (b"[" * 100_000, "is no qlinear server"),
         (None, "answers 404"),
     ],

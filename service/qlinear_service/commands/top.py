@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 
 from qlinear_service.errors import ConfigError
@@ -73,15 +73,19 @@ def _print_json(args: argparse.Namespace, url: str, document: dict[str, Any]) ->
 
 def _watch(args: argparse.Namespace, url: str, document: dict[str, Any], console: Console) -> None:
     """Show the server; one that is lost is shown as it was, until it is back."""
-    lost_since = None
+
+    def drawn(document: dict[str, Any]) -> RenderableType:
+        return screen(document, url, width=console.width, height=console.height)
+
+    now, lost_since = drawn(document), None
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            drawn = screen(document, url, width=console.width, height=console.height)
-            live.update(drawn, refresh=True)
+            live.update(now, refresh=True)
             time.sleep(args.interval)
             try:
-                document = fetch(url, args.timeout)
-                lost_since = None
+                found = fetch(url, args.timeout)
+                now = drawn(found)
+                document, lost_since = found, None
             except Unreachable as error:
                 lost_since = lost_since or time.monotonic()
-                document = gone(document, str(error), time.monotonic() - lost_since)
+                now = drawn(gone(document, str(error), time.monotonic() - lost_since))

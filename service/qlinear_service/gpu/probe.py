@@ -23,6 +23,9 @@ MOST_PIECES = 256
 """Reads of one size in a row; the launches of more would make the start long."""
 
 PAIRS = 64
+BUSY_BYTES = 1 << 28
+"""Reading so much takes the fastest GPU 50 microseconds, in which a host can ask for a lot."""
+
 PRODUCT_ROWS = (512, 2048)
 PRODUCT_FEATURES = 8192
 PRODUCT_TRIES = 6
@@ -52,15 +55,39 @@ def sizes_to_read() -> tuple[int, ...]:
 
 
 def pair_seconds(kernels: CudaKernels, stream: torch.cuda.Stream) -> float:
-    """Return what a pair of events measures around a kernel that does nothing, on `stream`."""
-    runtime, times = kernels.runtime, []
+    """Return what a pair of events measures beyond the kernel between them, on `stream`.
+
+    Measured where batches are: behind other work, so that the device never waits for the host
+    between the two events. What a second empty kernel adds is the time of a kernel, not of the
+    pair, so that of the first is taken off, too.
+    """
+    busy = torch.empty(BUSY_BYTES, dtype=torch.uint8, device=kernels.device)
+    first, second = (_empty_kernels_seconds(kernels, stream, count, busy) for count in (1, 2))
+    return max(2 * first - second, 0.0)
+
+
+def _empty_kernels_seconds(
+    kernels: CudaKernels, stream: torch.cuda.Stream, count: int, busy: torch.Tensor
+) -> float:
+    """Return the time between two events around empty kernels that wait behind a read of `busy`."""
+    runtime, empty = kernels.runtime, kernels.library.ql_cuda_empty
+    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    launches = [runtime.launch(stream, "empty", (before, after)) for _ in range(count)]
+    for launch in launches[1:]:
+        launch.start_event = None
+    for launch in launches[:-1]:
+        launch.stop_event = None
+    hidden: list[float] = []
+    exposed: list[float] = []
     for _ in range(PAIRS):
-        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        launch = runtime.launch(stream, "empty", (before, after))
-        runtime.check(kernels.library.ql_cuda_empty(launch), "empty")
+        kernels.occupy(busy, stream)
+        for launch in launches:
+            runtime.check(empty(launch), "empty")
+        # What had begun before all was asked for may have waited for the host.
+        times = exposed if before.query() else hidden  # type: ignore[no-untyped-call]
         kernels.wait(stream)
         times.append(before.elapsed_time(after) / 1e3)
-    return float(statistics.median(times))
+    return float(statistics.median(hidden or exposed))
 
 
 def _products_per_second(kernels: CudaKernels, rows: int) -> float:

@@ -242,6 +242,10 @@ class CudaKernels:
         """
         self._reads.read(buffer, passes)
 
+    def occupy(self, memory: torch.Tensor, stream: torch.cuda.Stream) -> None:
+        """Keep `stream` busy with one read of contiguous `memory`; does not wait for it."""
+        self._reads.launch([memory.data_ptr()], memory.nbytes, 0, stream)
+
     def read_seconds(self, memory: torch.Tensor, nbytes: int) -> float:
         """Return the shortest time in which `nbytes` can be read: see `Reads.fastest`."""
         return self._reads.fastest(memory, nbytes)[0]

@@ -35,7 +35,7 @@ class Reads:
         nbytes = buffer.numel() * buffer.element_size()
         if nbytes not in self._best:
             self._best[nbytes] = self.fastest(buffer, nbytes)[1]
-        self._launch([buffer.data_ptr()] * passes, nbytes, self._best[nbytes])
+        self.launch([buffer.data_ptr()] * passes, nbytes, self._best[nbytes], self._stream)
         self._runtime.wait(self._stream)
 
     def fastest(self, memory: torch.Tensor, nbytes: int) -> tuple[float, int]:
@@ -59,10 +59,12 @@ class Reads:
 
     def _seconds(self, addresses: Sequence[int], nbytes: int, variant: int) -> float:
         """Return the shortest time of reading at all `addresses` once."""
-        self._launch(addresses[:1], nbytes, variant)  # its machine code is loaded by now
+        self.launch(
+            addresses[:1], nbytes, variant, self._stream
+        )  # its machine code is loaded by now
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(capture_error_mode="thread_local")
-        self._launch(addresses, nbytes, variant)
+        self.launch(addresses, nbytes, variant, self._stream)
         graph.capture_end()
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         best = math.inf
@@ -74,8 +76,11 @@ class Reads:
             best = min(best, start.elapsed_time(stop) / 1e3)
         return best
 
-    def _launch(self, addresses: Sequence[int], nbytes: int, variant: int) -> None:
-        launch = CudaLaunch(device=self._runtime.ordinal, stream=self._stream.cuda_stream)
+    def launch(
+        self, addresses: Sequence[int], nbytes: int, variant: int, stream: torch.cuda.Stream
+    ) -> None:
+        """Read `nbytes` at each of `addresses` on `stream`, with that kernel; wait for nothing."""
+        launch = CudaLaunch(device=self._runtime.ordinal, stream=stream.cuda_stream)
         for address in addresses:
             status = self._runtime.library.ql_cuda_read_probe(
                 address, nbytes, variant, self._sink.data_ptr(), launch

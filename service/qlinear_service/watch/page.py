@@ -9,6 +9,8 @@ import base64
 import hashlib
 from importlib.resources import files
 
+from qlinear_service.watch.document import FORMAT
+
 __all__ = ["PAGE", "POLICY"]
 
 SCRIPTS = ("units.js", "dom.js", "plots.js", "page.js")
@@ -23,7 +25,7 @@ def _hash(text: str) -> str:
 
 
 _STYLE = _asset("page.css")
-_SCRIPT = "".join(map(_asset, SCRIPTS))
+_SCRIPT = "".join(map(_asset, SCRIPTS)).replace("@FORMAT@", str(FORMAT))
 
 PAGE = _asset("page.html").replace("@STYLE@", _STYLE).replace("@SCRIPT@", _SCRIPT).encode()
 """UTF-8."""

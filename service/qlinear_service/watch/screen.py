@@ -12,6 +12,7 @@ from rich.text import Text
 
 from qlinear_service.log_values import printable
 from qlinear_service.watch import units
+from qlinear_service.watch.fetch import Unreachable
 
 __all__ = ["gone", "screen"]
 
@@ -43,7 +44,20 @@ def screen(document: dict[str, Any], url: str, *, width: int, height: int | None
         url: where it came from.
         width: columns of the terminal.
         height: its lines; None prints tables in full, up to a bound.
+
+    Raises:
+        Unreachable: a field is missing, or is not what it should be.
     """
+    try:
+        return _screen(document, url, width, height)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
+        raise Unreachable(
+            f"what answers at {url} sends a document that this qlinear cannot read; is it a server "
+            "of this version?"
+        ) from None
+
+
+def _screen(document: dict[str, Any], url: str, width: int, height: int | None) -> Group:
     notes = document["notes"]
     top = [
         _head(document, url),
@@ -93,7 +107,7 @@ def _head(document: dict[str, Any], url: str) -> Text:
     warmth = gauges.get("temperature_celsius")
     facts += [f"{warmth:.0f} °C"] if warmth else []
     queue = document["queue"]
-    facts += [f"{document['layers_total']} layers", f"{queue['rows']} rows wait", _plain(url)]
+    facts += [f"{document['layers_total']:d} layers", f"{queue['rows']:d} rows wait", _plain(url)]
     return Text.assemble(
         ("qlinear ", "bold"), (state, style), ("  " + " · ".join(facts), "dim"), no_wrap=True,
         overflow="ellipsis",
@@ -141,7 +155,7 @@ def _trends(trend: dict[str, Any], width: int) -> Iterable[Text]:
     """Yield a line for each trend: its name, its course, its highest value."""
     shows = {"calls/s": units.big, "busy": units.share, "p99": units.seconds}
     for label, name in TRENDS:
-        values = trend[name][-(min(width, WIDE) - 30) :]
+        values = trend[name][-max(min(width, WIDE) - 30, 1) :]
         known = [value for value in values if value is not None]
         most = max(known, default=0.0)
         ceiling = max(most, 1.0) if label == "busy" else most
@@ -176,7 +190,7 @@ def _shapes(shapes: list[dict[str, Any]], width: int) -> Table:
         rows = units.big(shape["batch_rows"])
         times = [units.seconds(shape[name]) for name in ("queue_seconds", "kernel_seconds")]
         if wide and shape["sweet_spot_rows"] is not None and shape["batch_rows"] is not None:
-            rows += f" of {shape['sweet_spot_rows']}"
+            rows += f" of {shape['sweet_spot_rows']:d}"
         table.add_row(
             Text(_plain(shape["shape"])),
             units.big(shape["calls_per_second"]),
@@ -198,7 +212,7 @@ def _layers(layers: list[dict[str, Any]], width: int) -> Table:
         table.add_row(
             Text(_plain(units.short_name(layer["name"], max(width - 36, 20)))),
             units.big(layer["calls_per_second"]),
-            str(layer["rows_waiting"]),
+            f"{layer['rows_waiting']:d}",
             units.amount(layer["packed_bytes"]),
             style="dim" if quiet else "",
         )

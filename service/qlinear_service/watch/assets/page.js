@@ -1,5 +1,5 @@
 /* Asks for the document every two seconds and shows it. */
-const EVERY = 2000, WAIT = 8000, FEWEST_POINTS = 30;
+const FORMAT = @FORMAT@, EVERY = 2000, WAIT = 8000, FEWEST_POINTS = 30;
 const M = ["1", "8", "16", "32", "64", "128", "512", "inf"];
 const PARTS = { queue: "waiting", copies: "copies", kernel: "computing", reply: "reply", rest: "rest" };
 const STATES = { serving: "good", starting: "fair", draining: "fair" };
@@ -146,7 +146,10 @@ function show() {
 async function ask() {
   try {
     const reply = await fetch("now.json", { cache: "no-store", signal: AbortSignal.timeout(WAIT) });
-    return await reply.json();
+    const found = await reply.json();
+    /* Another server than the page came from, perhaps with another page. */
+    if (now && found && found.version && found.version !== now.version) location.reload();
+    return found && found.format === FORMAT ? found : null;
   } catch {
     return null;
   }

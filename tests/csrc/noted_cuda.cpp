@@ -1,0 +1,120 @@
+// A CUDA runtime that does nothing and notes what it was asked for, in order: with it the host code
+// of the GPU library runs on any machine. Streams and events are whatever numbers the caller uses.
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdio>
+#include <string>
+
+#include "cuda/linear_kernels.h"
+#include "cuda/rows.h"
+
+namespace {
+
+std::string notes;
+int device = 0;
+
+void note(const char* what, const void* first = nullptr, const void* second = nullptr) {
+  if (!notes.empty()) notes += ", ";
+  notes += what;
+  for (const void* pointer : {first, second}) {
+    if (pointer != nullptr) notes += " " + std::to_string(reinterpret_cast<size_t>(pointer));
+  }
+}
+
+CUresult encode(...) {
+  note("describe");
+  return CUDA_SUCCESS;
+}
+
+qlinear::cuda::LinearFunctions functions() {
+  qlinear::cuda::LinearFunctions found{};
+  for (const void*& function : found.functions) function = &notes;
+  return found;
+}
+
+}  // namespace
+
+extern "C" {
+
+const char* noted(void) { return notes.c_str(); }
+void noted_reset(void) { notes.clear(); }
+
+cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
+cudaError_t cudaGetDevice(int* current) { return *current = device, cudaSuccess; }
+cudaError_t cudaSetDevice(int chosen) { return device = chosen, cudaSuccess; }
+cudaError_t cudaDriverGetVersion(int* version) { return *version = 13000, cudaSuccess; }
+cudaError_t cudaRuntimeGetVersion(int* version) { return *version = 13000, cudaSuccess; }
+cudaError_t cudaGetLastError(void) { return cudaSuccess; }
+const char* cudaGetErrorName(cudaError_t) { return "no error"; }
+const char* cudaGetErrorString(cudaError_t) { return "no error"; }
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* out, int) {
+  *out = cudaDeviceProp{};
+  std::snprintf(out->name, sizeof out->name, "Noted H200");
+  out->major = 9;
+  out->multiProcessorCount = 132;
+  out->sharedMemPerBlockOptin = 227 * 1024;
+  out->sharedMemPerMultiprocessor = 228 * 1024;
+  out->l2CacheSize = 60 << 20;
+  out->totalGlobalMem = size_t{140} << 30;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  return *value = 1, cudaSuccess;
+}
+
+cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
+  *function = reinterpret_cast<void*>(&encode);
+  *result = cudaDriverEntryPointSuccess;
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  return note("record", event, stream), cudaSuccess;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  return note("wait", event, stream), cudaSuccess;
+}
+
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void*, void**) {
+  return note("product", config->stream), cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void*, const void*, size_t, cudaMemcpyKind, cudaStream_t stream) {
+  return note("copy", stream), cudaSuccess;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventElapsedTime(float*, cudaEvent_t, cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaHostRegister(void*, size_t, unsigned) { return cudaSuccess; }
+cudaError_t cudaHostUnregister(void*) { return cudaSuccess; }
+
+}  // extern "C"
+
+namespace qlinear::cuda {
+
+cudaError_t launch_gather_rows(const ql_cuda_rows&, const RowTable&, cudaStream_t stream) {
+  return note("gather", stream), cudaSuccess;
+}
+cudaError_t launch_scatter_rows(const ql_cuda_rows&, const RowTable&, cudaStream_t stream) {
+  return note("scatter", stream), cudaSuccess;
+}
+
+LinearFunctions linear_f16_4() { return functions(); }
+LinearFunctions linear_f16_8() { return functions(); }
+LinearFunctions linear_bf16_4() { return functions(); }
+LinearFunctions linear_bf16_8() { return functions(); }
+LinearFunctions linear_f16_4_fed() { return functions(); }
+LinearFunctions linear_f16_8_fed() { return functions(); }
+LinearFunctions linear_bf16_4_fed() { return functions(); }
+LinearFunctions linear_bf16_8_fed() { return functions(); }
+
+}  // namespace qlinear::cuda

@@ -1,0 +1,113 @@
+"""In which order the host asks for the steps of a batch; a CUDA runtime that only takes notes.
+
+The times that metrics show of a product are those between its two events. What the host does
+between them counts as time of the device whenever the device has to wait for it.
+"""
+
+import ctypes
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cuda_tools import require_nvcc
+
+from qlinear_service.dtypes import DType
+from qlinear_service.kernels.abi import LinearParams
+from qlinear_service.kernels.build import SOURCE_ROOT
+from qlinear_service.kernels.cuda_abi import CudaBatch, CudaPart, CudaPlan, Status
+from qlinear_service.kernels.nvcc import find_nvcc
+
+NOTED = Path(__file__).parents[1] / "csrc" / "noted_cuda.cpp"
+SOURCES = [
+    SOURCE_ROOT / "cuda" / f"{name}.cpp"
+    for name in ("host", "linear", "pipeline", "rows", "fed_args", "plan", "plan_fed")
+]
+IN, COMPUTE, OUT = 101, 102, 103
+IN_START, IN_STOP, START, STOP, OUT_START, OUT_STOP = range(1, 7)
+ADDRESS = 1 << 20
+"""Where everything pretends to lie; nobody looks."""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    require_nvcc()
+    built = tmp_path_factory.mktemp("noted") / "libnoted.so"
+    words = ["-std=c++17", "-O1", "-shared", "--cudart=none", "-Xcompiler=-fPIC,-Wall,-Werror"]
+    words += [f"-I{SOURCE_ROOT}", '-DQL_CUDA_ARCHITECTURES="90a"', "-o", str(built)]
+    subprocess.run([find_nvcc()[0], *words, *map(str, SOURCES), str(NOTED)], check=True)
+    loaded = ctypes.CDLL(str(built))
+    loaded.noted.restype = ctypes.c_char_p
+    return loaded
+
+
+@pytest.fixture
+def batch() -> Iterator[CudaBatch]:
+    """Sixteen rows of one call for a layer that the copy engine feeds, on three streams."""
+    m, n, k = 16, 8192, 8192
+    params = LinearParams(m=m, n=n, k=k, x_row_stride=k, y_row_stride=n, group_size=128, bits=4)
+    params.x = params.qweight = params.scales = params.y = ADDRESS
+    params.x_dtype = params.compute_dtype = params.scale_dtype = DType.F16
+    params.y_dtype = params.bias_dtype = DType.F16
+    part = CudaPart(rows=ADDRESS, count=m)
+    made = CudaBatch(product=ctypes.pointer(params))
+    for rows, columns in ((made.x, k), (made.y, n)):
+        rows.parts, rows.parts_count = ctypes.addressof(part), 1
+        rows.m, rows.columns, rows.row_stride, rows.device_rows = m, columns, columns, ADDRESS
+        rows.host_dtype = rows.device_dtype = DType.F16
+    made.in_stream, made.launch.stream, made.out_stream = IN, COMPUTE, OUT
+    made.in_start, made.in_stop = IN_START, IN_STOP
+    made.launch.start_event, made.launch.stop_event = START, STOP
+    made.out_start, made.out_stop = OUT_START, OUT_STOP
+    made.launch.workspace, made.launch.workspace_bytes = ADDRESS, 1 << 30
+    yield made
+    del part
+
+
+def steps(library: ctypes.CDLL, batch: CudaBatch, status: Status = Status.OK) -> list[str]:
+    """Return what the runtime was asked for; the maps of the copy engine in one."""
+    library.noted_reset()
+    assert library.ql_cuda_run_batch(ctypes.byref(batch)) == status
+    found = library.noted().decode().split(", ")
+    return [one for place, one in enumerate(found) if one != "describe" or not place]
+
+
+def test_nothing_lies_between_a_product_and_its_events(
+    library: ctypes.CDLL, batch: CudaBatch
+) -> None:
+    """All that the host works out comes before the rows move, in whose time it gets ahead."""
+    assert steps(library, batch) == [
+        "describe",
+        *(f"record {IN_START} {IN}", f"gather {IN}", f"record {IN_STOP} {IN}"),
+        f"wait {IN_STOP} {COMPUTE}",
+        *(f"record {START} {COMPUTE}", f"product {COMPUTE}", f"record {STOP} {COMPUTE}"),
+        f"wait {STOP} {OUT}",
+        *(f"record {OUT_START} {OUT}", f"scatter {OUT}", f"record {OUT_STOP} {OUT}"),
+    ]
+
+
+def test_copies_take_the_same_way(library: ctypes.CDLL, batch: CudaBatch) -> None:
+    batch.x_host = batch.y_host = ADDRESS
+    found = steps(library, batch)
+    assert found[0] == "describe"
+    assert [one for one in found if "copy" in one] == [f"copy {IN}", f"copy {OUT}"]
+    assert found.index(f"product {COMPUTE}") == found.index(f"record {START} {COMPUTE}") + 1
+
+
+def test_on_one_stream_events_stand_for_two(library: ctypes.CDLL, batch: CudaBatch) -> None:
+    batch.in_stream = batch.out_stream = COMPUTE
+    batch.in_stop, batch.out_start = START, STOP
+    assert steps(library, batch) == [
+        "describe",
+        *(f"record {IN_START} {COMPUTE}", f"gather {COMPUTE}", f"record {START} {COMPUTE}"),
+        *(f"product {COMPUTE}", f"record {STOP} {COMPUTE}"),
+        *(f"scatter {COMPUTE}", f"record {OUT_STOP} {COMPUTE}"),
+    ]
+
+
+def test_a_product_that_cannot_be_launched_moves_no_rows(
+    library: ctypes.CDLL, batch: CudaBatch
+) -> None:
+    plan = CudaPlan(token_blocks=3)
+    batch.launch.plan = ctypes.pointer(plan)
+    assert steps(library, batch, Status.BAD_PLAN) == [""]
