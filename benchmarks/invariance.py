@@ -1,18 +1,22 @@
-"""What the batch-invariant mode costs on the CPU: processor time with it over that without.
+"""What the batch-invariant mode costs: time with it over that without.
 
-Each way in which the CPU computes, 4 bits or unquantized, one thread; the mode on and off in turn,
-medians of blocks. A row's result with the mode is compared, bit for bit, before anything is timed.
+With --device cuda:N kernel time there (invariance_gpu.py). Else processor time of each way in which
+the CPU computes, 4 bits or unquantized, one thread; the mode on and off in turn, medians of blocks.
+A row's result with the mode is compared, bit for bit, before anything is timed.
 """
 
 import argparse
 import os
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 from cpu_op import timed
 from figures import console, machine, print_facts, print_table, write_json
+from invariance_gpu import ROWS as GPU_ROWS
+from invariance_gpu import SHAPES, measure_gpu
 from processes import Others
 from random_model import random_layer
 
@@ -77,33 +81,50 @@ def measure(way: str, layer: QuantizedLinear, rows: int, runs: int) -> dict[str,
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="qlinear bench invariance", description=__doc__)
-    parser.add_argument("--runs", type=int, default=7, help="blocks of each (default: 7)")
-    parser.add_argument("--features", type=int, default=2048, help="k and n (default: 2048)")
-    parser.add_argument("--json", metavar="FILE", help="write all figures as JSON; - is stdout")
-    args = parser.parse_args()
+def measure_cpu(features: int, runs: int) -> list[dict[str, Any]]:
+    """Return the medians of every way and number of rows, on one core."""
     torch.set_num_threads(1)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    quantized = pack(random_layer("square", args.features, args.features))
-    plain = unquantized_layer(args.features)
-    others, own = Others(), time.process_time()
-    report: dict[str, Any] = {"invariance": []}
+    quantized = pack(random_layer("square", features, features))
+    plain = unquantized_layer(features)
+    found = []
     for way in WAYS:
         layer = plain if way == UNQUANTIZED else quantized
         try:
-            report["invariance"] += [measure(way, layer, rows, args.runs) for rows in ROWS]
+            found += [measure(way, layer, rows, runs) for rows in ROWS]
         except RuntimeError as error:
             if "cannot run that body" not in str(error):
                 raise
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="qlinear bench invariance", description=__doc__)
+    parser.add_argument("--runs", type=int, default=7, help="blocks of each (default: 7)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda:N [cpu]")
+    parser.add_argument("--features", type=int, default=2048, help="k and n, CPU (default: 2048)")
+    parser.add_argument("--shapes", nargs="+", default=SHAPES, metavar="KxN", help="of a GPU")
+    parser.add_argument("--library", type=Path, metavar="FILE", help="GPU kernels, built elsewhere")
+    parser.add_argument("--json", metavar="FILE", help="write all figures as JSON; - is stdout")
+    args = parser.parse_args()
+    others, own = Others(), time.process_time()
+    if args.device == "cpu":
+        rows, kind = ROWS, "processor"
+        where = f"k = n = {args.features}"
+        found = measure_cpu(args.features, args.runs)
+    else:
+        rows, kind, where = GPU_ROWS, "kernel", args.device
+        found = measure_gpu(args.device, args.library, args.shapes, GPU_ROWS, args.runs)
+    report: dict[str, Any] = {"invariance": found}
     report["others_cores"] = others.cores(time.process_time() - own)
     report["machine"] = machine()
     out = console(json_to_stdout=args.json == "-")
     cells: dict[str, list[str]] = {}
     for row in report["invariance"]:
-        cells.setdefault(row["way"], []).append(f"{row['cost']:.2f}")
-    title = f"processor time with --batch-invariant over that without; k = n = {args.features}"
-    headings = ["", *(f"M = {rows}" for rows in ROWS)]
+        times = f" ({row['off_us']:.1f})" if "off_us" in row else ""
+        cells.setdefault(row["way"], []).append(f"{row['cost']:.2f}{times}")
+    title = f"{kind} time with --batch-invariant over that without (µs without); {where}"
+    headings = ["", *(f"M = {m}" for m in rows)]
     print_table(out, title, headings, [[way, *costs] for way, costs in cells.items()])
     print_facts(out, report)
     write_json(args.json, report)

@@ -2,9 +2,10 @@
 
 One layer, one row a request. Capacity is that of the measured cost curve: the sweet spot over its
 cost. Also what a lone request takes beyond its kernel, from its row in the slab to its result.
-Requests come from this very process, so a capacity of more than about 100,000 rows a second is
-offered as far as Python can: the table says what was. It spins, and wants a core for itself.
-On a GPU first both ways across the bus for batches of 1 to 1024 rows, of each of --shapes.
+On a CPU requests come from this very process and thread. On a GPU the server's dispatcher is fed by
+a native thread (slab_native.py), each of --variants in turn, and by Python for the lone request;
+each spins, and wants a core for itself. First come both ways across the bus for batches of 1 to
+1024 rows, of each of --shapes.
 """
 
 import argparse
@@ -12,26 +13,27 @@ import asyncio
 import itertools
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from figures import console, machine, print_facts, write_json
 from processes import Others
+from slab_native import STANDARD, Variant, measure_native
 from slab_place import layer_of, load, place_of
-from slab_report import print_loads, print_ways
+from slab_report import print_loads, print_native, print_ways
 from slab_ways import ROWS, compare
 
-from qlinear_service.batcher import Batcher
-from qlinear_service.batching import BatchKey, WorkItem, WorkQueue
-from qlinear_service.config import TRANSFERS, KernelConfig, ServiceConfig
+from qlinear_service.batching import BatchKey, WorkItem
+from qlinear_service.config import KernelConfig, LimitsConfig, ServiceConfig
 from qlinear_service.dtypes import DType
 from qlinear_service.engine import WorkerThread
 from qlinear_service.errors import Overloaded
 from qlinear_service.loaded import Loaded
 from qlinear_service.process import collect_rarely
-from qlinear_service.results import Answer, BatchResult
-from qlinear_service.runners import new_runner, paces_of
+from qlinear_service.results import Answer
+from qlinear_service.runners import new_batching
 from qlinear_service.slots import Slab
 
 SHAPES = ("4096x28672", "4096x4096", "14336x4096", "8192x8192")
@@ -41,54 +43,48 @@ LONE_CALLS = 300
 MOST_WAITING = 20_000
 
 
-class _NoMetrics:
+class _BatchRows:
+    """Metrics that only remember how large batches were."""
+
+    def __init__(self) -> None:
+        self.batch_rows: list[int] = []
+
+    def batch_finished(self, layer: str, *, rows: int, **more: Any) -> None:
+        self.batch_rows.append(rows)
+
     def __getattr__(self, name: str) -> Any:
         return lambda *args, **more: None
 
 
 class Feed:
-    """A batcher over a real engine, and requests that are put into its slab."""
+    """A batcher over a real engine, as the server makes it, and requests put into its slab."""
 
-    def __init__(self, loaded: Loaded, transfers: str) -> None:
+    def __init__(self, loaded: Loaded) -> None:
         self.slab = Slab(capacity_bytes=SLAB_BYTES, largest_bytes=1 << 20)
         self.worker = WorkerThread("engine")
-        config = ServiceConfig(kernels=KernelConfig(transfers=transfers))
-        self.runner = new_runner(loaded, config, self.slab, self.worker)
+        device = "cpu" if loaded.gpu is None else "cuda:0"
+        limits = LimitsConfig(
+            max_queue_rows=MOST_WAITING, max_request_rows=1, max_queue_age_seconds=60
+        )
+        config = ServiceConfig(kernels=KernelConfig(device=device), limits=limits)
         (layer,) = loaded.registry
         k = layer.spec.k
         self.slot_bytes = 2 * max(k, layer.spec.n)
         self.key = BatchKey(layer.spec.name, DType.F16, DType.F16)
         self.row = memoryview(torch.randn(k).half().numpy()).cast("B")
         self.numbers = itertools.count(1)
-        self.batch_rows: list[int] = []
         self.loop = asyncio.get_running_loop()
-        most_rows = config.batching.max_batch_rows
-        queue = WorkQueue(
-            max_batch_rows=most_rows,
-            max_queue_rows=MOST_WAITING,
-            max_age_seconds=60,
-            paces=paces_of(loaded, most_rows),
-        )
-        self.batcher = Batcher(
-            queue=queue,
-            run_batch=self._run,
-            release=lambda item: self.slab.release(item.slot),
+        self.metrics = _BatchRows()
+        self.batching = new_batching(
+            loaded,
+            config,
+            self.slab,
+            self.worker,
             clock=self.loop.time,
-            metrics=_NoMetrics(),  # type: ignore[arg-type]
-            most_running=self.runner.most_in_flight,
-            run_lone=self._run_lone,
-            is_lone=self.runner.is_lone,
-            most_chained=self.runner.most_chained,
+            metrics=self.metrics,  # type: ignore[arg-type]
         )
+        self.batcher = self.batching.batcher
         self.task = asyncio.create_task(self.batcher.run())
-
-    async def _run(self, batch: Any) -> BatchResult:
-        self.batch_rows.append(batch.rows)
-        return await self.runner.run(batch)
-
-    async def _run_lone(self, batch: Any) -> BatchResult:
-        self.batch_rows.append(batch.rows)
-        return await self.runner.run_lone(batch)
 
     def send(self, settle: Any) -> None:
         """Put one row into the slab and queue it."""
@@ -127,7 +123,7 @@ class Feed:
 
     async def offer(self, rate: float, seconds: float) -> dict[str, float]:
         """Offer `rate` requests a second for so long, and wait for those that were let in."""
-        self.batch_rows.clear()
+        self.metrics.batch_rows.clear()
         answered = sent = refused = 0
 
         def settle(answer: Answer) -> None:
@@ -153,35 +149,32 @@ class Feed:
             "offered": offered,
             "answered": in_time / passed,
             "refused": refused / passed,
-            "rows_per_batch": statistics.mean(self.batch_rows),
+            "rows_per_batch": statistics.mean(self.metrics.batch_rows),
         }
 
     async def close(self) -> None:
         """End all threads."""
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
-        self.runner.stop(5)
+        self.batching.stop(5)
         self.worker.stop(5)
 
 
-async def measure(loaded: Loaded, args: argparse.Namespace, transfers: str) -> dict[str, Any]:
-    """Return all figures of one way."""
+async def measure(loaded: Loaded, loads: Sequence[float], seconds: float) -> dict[str, Any]:
+    """Return all figures of a batcher that this process feeds."""
     (curve,) = loaded.curves.values()
-    feed = Feed(loaded, transfers)
+    feed = Feed(loaded)
     await feed.lone()
     lone = await feed.lone()
     capacity = curve.capacity_rows_per_second
-    loads = [
-        {"load": load, **await feed.offer(load * capacity, args.seconds)} for load in args.loads
-    ]
+    offered = [{"load": load, **await feed.offer(load * capacity, seconds)} for load in loads]
     await feed.close()
     return {
-        "transfers": transfers,
         "sweet_spot_rows": curve.sweet_spot_rows,
         "capacity_rows_per_second": capacity,
         "costs": dict(zip(curve.rows, curve.costs, strict=True)),
         "lone": lone,
-        "loads": loads,
+        "loads": offered,
     }
 
 
@@ -194,7 +187,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seconds", type=float, default=3.0, help="of each load [3]")
     made.add_argument("--loads", type=float, nargs="+", default=LOADS, help="x capacity")
     made.add_argument(
-        "--transfers", nargs="+", choices=TRANSFERS, default=TRANSFERS, help="ways to feed it [all]"
+        "--variants",
+        type=Variant.read,
+        nargs="+",
+        default=(STANDARD,),
+        metavar="STAGES[:SPARE[:urgent]]",
+        help="of a GPU: batches in flight, multiprocessors left to kernels that move rows, and "
+        "whether those go first [as the server]",
     )
     made.add_argument(
         "--shapes",
@@ -216,22 +215,29 @@ def main() -> None:
     others, own = Others(), time.process_time()
     place = place_of(args.device, args.library)
     collect_rarely()  # as the server does
-    report: dict[str, Any] = {"ways": {}, "slab": []}
+    report: dict[str, Any] = {"ways": {}, "slab": [], "native": []}
+    where, has_gpu = f"{args.k} x {args.n} on {args.device}", place.device is not None
     if place.device is not None:
         for shape in args.shapes:
             k, n = map(int, shape.split("x"))
             layer = layer_of(args.device, k, n)
             report["ways"][shape] = compare(place.device, layer, args.rows, place.probe())
-    for transfers in args.transfers if place.device is not None else ("auto",):
-        loaded = load(place, args.device, args.k, args.n, transfers)
-        report["slab"].append(asyncio.run(measure(loaded, args, transfers)))
+    loaded = load(place, args.device, args.k, args.n)
+    if has_gpu:
+        report["native"] = [
+            measure_native(loaded, args.loads, args.seconds, variant) for variant in args.variants
+        ]
+    loads = () if has_gpu else args.loads
+    report["slab"].append(asyncio.run(measure(loaded, loads, args.seconds)))
     report["others_cores"] = others.cores(time.process_time() - own)
     report["machine"] = machine()
     out = console(json_to_stdout=args.json == "-")
     for shape, figures in report["ways"].items():
         print_ways(out, shape, figures)
+    for found in report["native"]:
+        print_native(out, where, found)
     for found in report["slab"]:
-        print_loads(out, f"{args.k} x {args.n} on {args.device}", found)
+        print_loads(out, where, found)
     print_facts(out, report)
     write_json(args.json, report)
 

@@ -37,12 +37,12 @@ def layer_of(device: str, k: int, n: int) -> QuantizedLinear:
     )  # fmt: skip
 
 
-def load(place: Place, device: str, k: int, n: int, transfers: str) -> Loaded:
-    """Return one made-up layer on the device, and its curve for rows that travel so."""
+def load(place: Place, device: str, k: int, n: int) -> Loaded:
+    """Return one made-up layer on the device, and its curve."""
     layer = layer_of(device, k, n)
     stepper: HostStepper | DeviceStepper = HostStepper(place.kernels)
     if place.device is not None:
-        stepper = DeviceStepper(place.device, transfers)
+        stepper = DeviceStepper(place.device)
     shapes = {layer.spec.shape: [layer]}
     curves = measure_curves(stepper, shapes, most_seconds=MEASURE_SECONDS, stop=threading.Event())
     return Loaded(

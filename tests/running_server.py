@@ -135,8 +135,8 @@ class Running:
 
     async def until_queued(self, rows: int) -> None:
         """Wait until so many rows stand in the queue."""
-        batcher = self.server._batcher
-        assert batcher is not None
+        assert self.server._batching is not None
+        batcher = self.server._batching.batcher
         async with asyncio.timeout(WAIT_SECONDS):
             while batcher._queue.rows != rows:
                 await asyncio.sleep(0)

@@ -2,6 +2,7 @@
 // events, and the wait for its end. The only file here that copies, orders streams or waits.
 #include <chrono>
 #include <cmath>
+#include <mutex>
 
 #include "cuda/product.h"
 #include "cuda/rows.h"
@@ -132,7 +133,11 @@ cudaError_t wait_until_out(const ql_cuda_batch& batch, int64_t nanoseconds) {
 
 extern "C" int ql_cuda_run_batch(const ql_cuda_batch* batch) {
   const int checked = qlinear::cuda::check_batch(batch);
-  return checked == QL_OK ? qlinear::cuda::Steps(*batch).run() : checked;
+  if (checked != QL_OK) return checked;
+  // One batch of a device after the other, or events of one would measure kernels of both.
+  static std::mutex launching[64];
+  const std::lock_guard<std::mutex> lock(launching[batch->launch.device & 63]);
+  return qlinear::cuda::Steps(*batch).run();
 }
 
 extern "C" int ql_cuda_wait_batch(const ql_cuda_batch* batch, int64_t nanoseconds, int32_t* done,

@@ -6,32 +6,22 @@ in. `ledger.py` settles the calls. Knows neither torch nor grpc.
 
 import asyncio
 import logging
-import uuid
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
 
-from qlinear_service.batching import Batch, Part, WorkItem, WorkQueue
-from qlinear_service.errors import (
-    ActivationsGone,
-    EngineFailure,
-    EngineLost,
-    RequestError,
-    Unavailable,
-)
+from qlinear_service.batch_runs import BatchRuns, RunBatch
+from qlinear_service.batching import Batch, WorkItem, WorkQueue
+from qlinear_service.errors import EngineLost, RequestError
 from qlinear_service.in_flight import InFlight
 from qlinear_service.ledger import Ledger
 from qlinear_service.log_values import event
 from qlinear_service.metrics import Metrics
 from qlinear_service.pending import Settle
-from qlinear_service.results import BatchResult
-from qlinear_service.tracing import BatchTrace, Tracer
+from qlinear_service.tracing import Tracer
 from qlinear_service.watchdog import Watchdog
 
 __all__ = ["Batcher", "RunBatch"]
 
 logger = logging.getLogger(__name__)
-
-RunBatch: TypeAlias = Callable[[Batch], Awaitable[BatchResult]]
 
 
 class Batcher:
@@ -75,12 +65,19 @@ class Batcher:
         self._most_chained = most_chained
         self._clock = clock
         self._metrics = metrics
-        self._tracer = tracer
         self._ledger = Ledger(queue, release)
         self._wake = asyncio.Event()
         self._in_flight = InFlight(most_running, on_fault=self._wake.set)
         self._timer: asyncio.TimerHandle | None = None
         self._watchdog = Watchdog(most_batch_seconds, self._on_wedged)
+        self._runs = BatchRuns(
+            ledger=self._ledger,
+            run_alone=lambda batch: self._run_batch(batch),
+            watchdog=self._watchdog,
+            clock=clock,
+            metrics=metrics,
+            tracer=tracer,
+        )
         self._task: asyncio.Task[None] | None = None
         self._wedged: EngineLost | None = None
 
@@ -141,11 +138,11 @@ class Batcher:
                 waits = self._ledger.begin(batch, self._clock())
                 self._metrics.waited(batch.key.layer, waits)
                 if one_at_a_time:
-                    await self._serve(batch, self._run_batch)
+                    await self._runs.serve(batch, self._run_batch)
                 elif not (self._queue.rows or len(self._in_flight)) and self._is_lone(batch):
-                    await self._serve(batch, self._run_lone)
+                    await self._runs.serve(batch, self._run_lone)
                 else:
-                    self._in_flight.start(self._serve(batch, self._run_batch))
+                    self._in_flight.start(self._runs.serve(batch, self._run_batch))
                     self._start_followers(batch)
         except asyncio.CancelledError:
             if self._wedged is None:
@@ -166,7 +163,7 @@ class Batcher:
                 return
             waits = self._ledger.begin(follower, self._clock())
             self._metrics.waited(follower.key.layer, waits)
-            self._in_flight.start(self._serve(follower, self._run_batch))
+            self._in_flight.start(self._runs.serve(follower, self._run_batch))
 
     async def _let_arrivals_in(self) -> None:
         """Let calls that have already reached this process join the next batch.
@@ -184,104 +181,11 @@ class Batcher:
         while not len(self._in_flight) and self._queue.wait_end(now := self._clock()) > now:
             await asyncio.sleep(0)
 
-    async def _serve(self, batch: Batch, run: RunBatch) -> None:
-        try:
-            result = await self._compute(batch, run)
-        except EngineLost:
-            self._end_lost(batch.parts)
-            raise
-        except ActivationsGone as error:
-            for part in batch.parts:
-                self._fail_part(part, error)
-        except Exception as error:
-            if len(batch.parts) == 1:
-                self._fail_part(batch.parts[0], error)
-                return
-            values = {"layer": batch.key.layer, "requests": len(batch.parts), "rows": batch.rows}
-            values |= {"action": "retry_one_by_one", "exc_info": error}
-            event(logger, logging.WARNING, "batch_failed", **values)
-            for number, part in enumerate(batch.parts):
-                try:
-                    await self._serve_alone(part)
-                except EngineLost:
-                    self._end_lost(batch.parts[number:])
-                    raise
-        else:
-            self._ledger.finish(batch, *result)
-
-    def _end_lost(self, parts: Sequence[Part]) -> None:
-        """Tell every caller that the engine is gone, and let go of the parts that it ran."""
-        self.fail_all(
-            Unavailable("the server has lost its device and ends; send the call to another one")
-        )
-        for part in parts:
-            self._ledger.end_part(part)
-
-    async def _serve_alone(self, part: Part) -> None:
-        """Compute one part of a batch that failed, unless nobody can use its result any more."""
-        if not self._ledger.is_wanted(part, self._clock()):
-            return
-        alone = Batch(part.item.key, (part,), part.rows)
-        try:
-            result = await self._compute(alone, self._run_batch)
-        except EngineLost:
-            raise
-        except Exception as error:
-            self._fail_part(part, error)
-        else:
-            self._ledger.finish(alone, *result)
-
-    async def _compute(self, batch: Batch, run: RunBatch) -> tuple[BatchResult, BatchTrace | None]:
-        number = self._watchdog.begin()
-        began = self._clock()
-        try:
-            result = await run(batch)
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            # Something inside was cancelled, this loop was not: that is a failure like any other.
-            raise RuntimeError("the computation was cancelled from inside") from error
-        finally:
-            self._watchdog.end(number)
-        if len(result.rows) != len(batch.parts):
-            raise RuntimeError(f"{len(result.rows)} results for {len(batch.parts)} parts")
-        self._metrics.batch_finished(
-            batch.key.layer,
-            rows=batch.rows,
-            requests=len(batch.parts),
-            x_itemsize=batch.key.x_dtype.itemsize,
-            y_itemsize=batch.key.output_dtype.itemsize,
-            transfers=result.transfers,
-            kernel_seconds=result.kernel_nanoseconds / 1e9,
-            launches=result.launches,
-        )
-        return result, self._traced(batch, result, began)
-
-    def _traced(self, batch: Batch, result: BatchResult, began: float) -> BatchTrace | None:
-        """Show a batch to the tracer; None if there is none or no call of it is traced."""
-        if self._tracer is None:
-            return None
-        calls = [part.item.traceparent for part in batch.parts if part.item.traceparent is not None]
-        if not calls:
-            return None
-        nanoseconds = result.kernel_nanoseconds
-        trace = BatchTrace("", began, self._clock(), result.transfers, nanoseconds)
-        return self._tracer.batch(batch.key.layer, batch.rows, calls, trace)
-
-    def _fail_part(self, part: Part, error: Exception) -> None:
-        """End the call of a part that was computed alone and failed all the same."""
-        incident = uuid.uuid4().hex[:12]
-        name, rows = part.item.key.layer, part.item.rows
-        values = {"incident": incident, "layer": name, "rows": rows}
-        event(logger, logging.ERROR, "request_failed", **values, exc_info=error)
-        self._ledger.fail_part(part, EngineFailure(incident))
-
     def _on_wedged(self, seconds: float) -> None:
         """End as with a lost engine: no slot of a batch that may still run is released."""
         self._wedged = EngineLost(f"a batch has run for {seconds:.1f} s and does not end")
         event(logger, logging.CRITICAL, "engine_wedged", seconds=seconds)
-        self._end_lost(())
+        self._runs.end_lost(())
         assert self._task is not None, "what runs batches runs"
         self._task.cancel()
 

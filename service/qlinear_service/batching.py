@@ -10,16 +10,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from qlinear_service.errors import DeadlineExceeded, Overloaded, RequestError
+from qlinear_service.errors import RequestError
 from qlinear_service.fairness import Shares
 from qlinear_service.lanes import Entry, Waiting
+from qlinear_service.refusals import check_rows, too_late, too_old
 from qlinear_service.scheduling import Arrivals, Pace, rows_to_take, unmeasured, wait_end
 from qlinear_service.work import Batch, BatchKey, Part, WorkItem
 
-__all__ = ["Batch", "BatchKey", "Dropped", "Part", "WorkItem", "WorkQueue", "too_late"]
-
-RETRY_AFTER_SECONDS = 0.1
-"""As for a full slab: some tens of batches of a large layer."""
+__all__ = ["Batch", "BatchKey", "Dropped", "Part", "WorkItem", "WorkQueue"]
 
 PATIENCE = 0.5
 """Of the largest age: what has waited so long for its turn, or for its next piece, may go before
@@ -86,13 +84,7 @@ class WorkQueue:
 
     def check_room(self, rows: int) -> None:
         """Raise Overloaded unless `rows` more may wait."""
-        if self.rows + rows > self._max_queue_rows:
-            raise Overloaded(
-                f"{self.rows} rows wait and this call brings {rows}; at most "
-                f"{self._max_queue_rows} may wait: send it again later",
-                retry_after_seconds=RETRY_AFTER_SECONDS,
-                reason="queue_rows",
-            )
+        check_rows(self.rows, rows, self._max_queue_rows)
 
     def admit(self, items: Sequence[WorkItem]) -> float:
         """Let all `items` wait, or none; return when the first of them expires.
@@ -150,7 +142,7 @@ class WorkQueue:
             if item.deadline is not None and item.deadline <= now:
                 dropped.append(Dropped(item, too_late(item, now)))
             elif entry.next_row == 0:
-                dropped.append(Dropped(item, self._too_old(item, now)))
+                dropped.append(Dropped(item, too_old(item, now, self._max_age_seconds)))
             else:
                 # It runs already, piece by piece: only its deadline can stop it.
                 if item.deadline is not None:
@@ -280,19 +272,3 @@ class WorkQueue:
 
     def _count(self, layer: str, rows: int) -> None:
         self._rows_by_layer[layer] = self._rows_by_layer.get(layer, 0) + rows
-
-    def _too_old(self, item: WorkItem, now: float) -> RequestError:
-        return Overloaded(
-            f"the call for layer {item.key.layer!r} waited {now - item.enqueued_at:.3f} s, longer "
-            f"than max_queue_age ({self._max_age_seconds:g} s): send it again later",
-            retry_after_seconds=RETRY_AFTER_SECONDS,
-            reason="queue_age",
-        )
-
-
-def too_late(item: WorkItem, now: float) -> RequestError:
-    """Return what to tell the caller of an item whose deadline has passed."""
-    return DeadlineExceeded(
-        f"the deadline of the call for layer {item.key.layer!r} passed after it had waited "
-        f"{now - item.enqueued_at:.3f} s; it was not computed"
-    )

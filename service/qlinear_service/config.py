@@ -141,7 +141,8 @@ class BatchingConfig(Group):
     )
     max_batches_in_flight: int = option(
         0,
-        "Batches that a GPU has at a time: one is copied while another is computed; 0 means 2.",
+        "Batches that a GPU has at a time: one is copied while another is computed; 0 means 3, or "
+        "2 for each of several GPUs.",
         minimum=0,
         maximum=16,
     )

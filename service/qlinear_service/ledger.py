@@ -6,15 +6,33 @@ neither torch nor grpc.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from qlinear_service.batching import WorkQueue, too_late
+from qlinear_service.batching import Dropped
 from qlinear_service.errors import Cancelled, RequestError
 from qlinear_service.pending import Pending, PendingCall, Settle
+from qlinear_service.refusals import too_late
 from qlinear_service.results import BatchResult
 from qlinear_service.tracing import BatchTrace
 from qlinear_service.work import Batch, Part, WorkItem
 
-__all__ = ["Ledger"]
+__all__ = ["Ledger", "Queue"]
+
+
+class Queue(Protocol):
+    """What a ledger asks of the queue that it follows."""
+
+    def __contains__(self, item: WorkItem) -> bool:
+        """Say whether the queue has not let go of an item."""
+
+    def cancel(self, item: WorkItem) -> None:
+        """Take an item out, or what of it has not begun to run."""
+
+    def has_begun(self, item: WorkItem) -> bool:
+        """Say whether any row of an item has been handed out, or it left in another way."""
+
+    def expire(self, now: float) -> list[Dropped]:
+        """Take out what is too late."""
 
 
 class Ledger:
@@ -25,7 +43,7 @@ class Ledger:
         release: told of each item once, when its slot is free.
     """
 
-    def __init__(self, queue: WorkQueue, release: Callable[[WorkItem], None]) -> None:
+    def __init__(self, queue: Queue, release: Callable[[WorkItem], None]) -> None:
         self._queue = queue
         self._release = release
         self._pending: dict[int, Pending] = {}
@@ -38,6 +56,14 @@ class Ledger:
         call = PendingCall(items, settle)
         for item in items:
             self._pending[item.sequence] = Pending(item, call)
+
+    def item(self, sequence: int) -> WorkItem:
+        """Return an item that has not left."""
+        return self._pending[sequence].item
+
+    def look_at(self, item: WorkItem) -> None:
+        """See whether `item` can leave, now that the queue has let go of it."""
+        self._leave_if_unused(self._pending[item.sequence])
 
     def cancel(self, items: Sequence[WorkItem]) -> None:
         """Forget a call: what has not begun to run never will, and nobody is told of the rest."""

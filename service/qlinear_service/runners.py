@@ -1,16 +1,141 @@
-"""What computes batches where the layers are, and what the queue knows of their costs."""
+"""What computes batches where the layers are, what brings them there, and what the queue knows.
 
+On a CPU the queue is Python's and each batch is its own call; on one GPU the native dispatcher has
+both queue and device; several GPUs are below Python's queue, too. Both queues decide alike
+(docs/decisions/0011-native-dispatch.md).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from qlinear_service.batcher import Batcher
 from qlinear_service.batching import WorkQueue
 from qlinear_service.config import ServiceConfig
+from qlinear_service.dispatch.abi import limits_of
+from qlinear_service.dispatch.batcher import DispatchBatcher
+from qlinear_service.dispatch.queue import NativeQueue
 from qlinear_service.engine import BatchRunner, CpuRunner, Engine, WorkerThread
 from qlinear_service.errors import OutOfDeviceMemory
+from qlinear_service.gpu import direct
+from qlinear_service.gpu.direct import DirectEngine
 from qlinear_service.gpu.engine import STAGES, GpuEngine
 from qlinear_service.gpu.replicas import ReplicaRunner
+from qlinear_service.gpu.streams import CudaStreams
 from qlinear_service.loaded import Loaded, Replica
+from qlinear_service.metrics import Metrics
 from qlinear_service.scheduling import Pace, pace_of
 from qlinear_service.slots import Slab
+from qlinear_service.tracing import Tracer
 
-__all__ = ["new_queue", "new_runner", "paces_of"]
+__all__ = ["Batching", "new_batching", "new_queue", "new_runner", "paces_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batching:
+    """What takes calls to the engine, and how to stop it."""
+
+    batcher: Batcher | DispatchBatcher
+    queue_rows: Callable[[], Mapping[str, int]]
+    """Rows that wait, by layer; from any thread."""
+    stop: Callable[[float], bool]
+    """Ends all threads, in so many seconds; says whether they have ended."""
+
+
+def new_batching(
+    loaded: Loaded,
+    config: ServiceConfig,
+    slab: Slab,
+    worker: WorkerThread,
+    *,
+    clock: Callable[[], float],
+    metrics: Metrics,
+    tracer: Tracer | None = None,
+) -> Batching:
+    """Return what brings calls together and computes them, where the layers are.
+
+    Args:
+        loaded: layers, device and curves.
+        config: all of it.
+        slab: where activations lie.
+        worker: the thread of a CPU's engine.
+        clock: of the event loop, and monotonic.
+        metrics: told of each batch.
+        tracer: told of batches in which a call is traced.
+
+    Raises:
+        OutOfDeviceMemory: the device has no room for the buffers of batches.
+    """
+    runner = new_runner(loaded, config, slab, worker)
+    if isinstance(runner, GpuEngine) and isinstance(loaded.gpu, CudaStreams):
+        return _dispatching(loaded, config, slab, runner, loaded.gpu, clock, metrics, tracer)
+    queue = new_queue(loaded, config)
+    batcher = Batcher(
+        queue=queue,
+        run_batch=runner.run,
+        release=lambda item: slab.release(item.slot),
+        clock=clock,
+        metrics=metrics,
+        most_running=runner.most_in_flight,
+        most_batch_seconds=config.batching.max_batch_seconds,
+        run_lone=runner.run_lone,
+        is_lone=runner.is_lone,
+        most_chained=runner.most_chained,
+        tracer=tracer,
+    )
+    return Batching(batcher=batcher, queue_rows=queue.rows_by_layer, stop=runner.stop)
+
+
+def _dispatching(
+    loaded: Loaded,
+    config: ServiceConfig,
+    slab: Slab,
+    engine: GpuEngine,
+    streams: CudaStreams,
+    clock: Callable[[], float],
+    metrics: Metrics,
+    tracer: Tracer | None,
+) -> Batching:
+    batching, limits, layers = config.batching, config.limits, list(loaded.registry)
+    names = [layer.spec.name for layer in layers]
+    try:
+        device = DirectEngine(
+            engine=engine,
+            streams=streams,
+            layers=layers,
+            slab=slab,
+            limits=limits_of(
+                names,
+                paces_of(loaded, batching.max_batch_rows),
+                max_batch_rows=batching.max_batch_rows,
+                max_age_seconds=limits.max_queue_age_seconds,
+                max_wait_seconds=batching.max_wait_us / 1e6,
+            ),
+            most_running=engine.most_in_flight,
+        )
+    except RuntimeError as error:
+        text = f"no room for the buffers of {engine.most_in_flight} batches: {error}"
+        raise OutOfDeviceMemory(text) from None
+    queue = NativeQueue(
+        device.native,
+        layers=names,
+        features=[layer.spec.n for layer in layers],
+        slab=slab,
+        max_queue_rows=limits.max_queue_rows,
+    )
+    batcher = DispatchBatcher(
+        native=device.native,
+        queue=queue,
+        engine=device,
+        slab=slab,
+        release=lambda item: slab.release(item.slot),
+        clock=clock,
+        metrics=metrics,
+        max_age_seconds=limits.max_queue_age_seconds,
+        most_batch_seconds=batching.max_batch_seconds,
+        tracer=tracer,
+    )
+    return Batching(batcher=batcher, queue_rows=queue.rows_by_layer, stop=device.stop)
+
 
 STOP_SECONDS = 1.0
 """How long an engine may take to end that has computed nothing yet."""
@@ -30,7 +155,8 @@ def new_runner(
         roofline = loaded.roofline if loaded.kernels.name == "cpu" else None
         engine = Engine(kernels=loaded.kernels, registry=registry, slab=slab, roofline=roofline)
         return CpuRunner(engine, worker)
-    stages = config.batching.max_batches_in_flight or STAGES
+    is_direct = isinstance(loaded.gpu, CudaStreams) and not loaded.replicas
+    stages = config.batching.max_batches_in_flight or (direct.STAGES if is_direct else STAGES)
     only = Replica(config.kernels.device, loaded.gpu, registry)
     engines: dict[str, BatchRunner] = {}
     for name, device, held in loaded.replicas or (only,):

@@ -20,11 +20,10 @@ from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 from prometheus_client import CollectorRegistry
 
 from qlinear_service import __version__
-from qlinear_service.batcher import Batcher
 from qlinear_service.calls import Serving
 from qlinear_service.channel import channel_options, max_stream_seconds
 from qlinear_service.config import ServiceConfig
-from qlinear_service.engine import BatchRunner, WorkerThread
+from qlinear_service.engine import WorkerThread
 from qlinear_service.errors import ConfigError, EngineLost, Unavailable
 from qlinear_service.handlers import SERVICE, Handlers
 from qlinear_service.health import Health
@@ -35,7 +34,7 @@ from qlinear_service.measured import Load
 from qlinear_service.metrics import Metrics
 from qlinear_service.metrics_server import serve_metrics
 from qlinear_service.process import collect_rarely
-from qlinear_service.runners import new_queue, new_runner
+from qlinear_service.runners import Batching, new_batching
 from qlinear_service.servicer import LinearServicer
 from qlinear_service.signals import stop_on_signals
 from qlinear_service.slots import Slab
@@ -90,8 +89,7 @@ class Server:
         self._worker = WorkerThread("engine")
         self._stop_loading = threading.Event()
         self._grpc_server: grpc.aio.Server | None = None
-        self._batcher: Batcher | None = None
-        self._runner: BatchRunner | None = None
+        self._batching: Batching | None = None
         self.batch_loop: asyncio.Task[None] | None = None
         """Runs as long as the server serves; if it ends by itself, the engine is gone."""
 
@@ -152,37 +150,30 @@ class Server:
         limits = self._config.limits
         clock = asyncio.get_running_loop().time
         slab = Slab(capacity_bytes=limits.max_queue_bytes, largest_bytes=limits.largest_slot_bytes)
-        self._runner = runner = new_runner(loaded, self._config, slab, self._worker)
-
-        queue = new_queue(loaded, self._config)
+        self._batching = batching = new_batching(
+            loaded,
+            self._config,
+            slab,
+            self._worker,
+            clock=clock,
+            metrics=self.metrics,
+            tracer=self._tracer,
+        )
         self.metrics.started(
             layers=loaded.registry,
             kernels=loaded.kernels.name,
             load_seconds=time.perf_counter() - started,
             devices=loaded.measured(self._config.kernels.device),
             load=Load(
-                queue_rows=queue.rows_by_layer,
+                queue_rows=batching.queue_rows,
                 inflight_bytes=lambda: slab.used_bytes,
                 queue_limit_bytes=limits.max_queue_bytes,
             ),
             curves=loaded.curves,
         )
-        self._batcher = Batcher(
-            queue=queue,
-            run_batch=runner.run,
-            release=lambda item: slab.release(item.slot),
-            clock=clock,
-            metrics=self.metrics,
-            most_running=runner.most_in_flight,
-            most_batch_seconds=self._config.batching.max_batch_seconds,
-            run_lone=runner.run_lone,
-            is_lone=runner.is_lone,
-            most_chained=runner.most_chained,
-            tracer=self._tracer,
-        )
-        self.batch_loop = asyncio.create_task(self._batcher.run(), name="batch loop")
+        self.batch_loop = asyncio.create_task(batching.batcher.run(), name="batch loop")
         transport = LocalTransport(
-            slab=slab, batcher=self._batcher, clock=clock, metrics=self.metrics
+            slab=slab, batcher=batching.batcher, clock=clock, metrics=self.metrics
         )
         self._servicer.attach(
             Serving(
@@ -216,9 +207,9 @@ class Server:
     async def _finish(self, grace_seconds: float) -> bool:
         self._stop_loading.set()
         calls = self._lifecycle
-        if not await calls.admitted.wait_none(grace_seconds) and self._batcher is not None:
+        if not await calls.admitted.wait_none(grace_seconds) and self._batching is not None:
             event(logger, logging.WARNING, "grace_over", calls=int(calls.admitted))
-            self._batcher.fail_all(
+            self._batching.batcher.fail_all(
                 Unavailable("the server has shut down before it came to this call; send it again")
             )
             await calls.admitted.wait_none(LAST_WORDS_SECONDS)
@@ -232,7 +223,7 @@ class Server:
             self.batch_loop.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await self.batch_loop
-        ended = self._runner is None or self._runner.stop(LAST_WORDS_SECONDS)
+        ended = self._batching is None or self._batching.stop(LAST_WORDS_SECONDS)
         ended = self._worker.stop(LAST_WORDS_SECONDS) and ended
         event(logger, logging.INFO, "stopped", engine_ended=ended)
         return ended

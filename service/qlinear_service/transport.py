@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Protocol, TypeAlias
 
-from qlinear_service.batcher import Batcher
 from qlinear_service.batching import BatchKey, WorkItem
 from qlinear_service.codec import CheckedRequest
 from qlinear_service.dtypes import DType
@@ -21,7 +20,7 @@ from qlinear_service.pending import Settle
 from qlinear_service.results import Answer, Outcome
 from qlinear_service.slots import Slab
 
-__all__ = ["Carried", "LocalTransport", "Transport"]
+__all__ = ["Carried", "Driver", "LocalTransport", "Transport"]
 
 
 Carried: TypeAlias = Sequence[WorkItem]
@@ -77,6 +76,23 @@ class Transport(Protocol):
         ...
 
 
+class Driver(Protocol):
+    """What takes calls to the engine: `batcher.Batcher` or `dispatch.batcher.DispatchBatcher`."""
+
+    def check_room(self, rows: int) -> None:
+        """Raise Overloaded unless `rows` more may wait."""
+
+    def submit(self, items: Sequence[WorkItem], settle: Settle) -> None:
+        """Queue the items of one call; raises Overloaded if there is no room."""
+
+    def withdraw(self, items: Sequence[WorkItem]) -> bool:
+        """End a call of which nothing has begun to run as `Cancelled`."""
+        ...
+
+    def cancel(self, items: Sequence[WorkItem]) -> None:
+        """Forget a call."""
+
+
 class LocalTransport:
     """Slab, queue and front end in one process.
 
@@ -88,7 +104,7 @@ class LocalTransport:
     """
 
     def __init__(
-        self, *, slab: Slab, batcher: Batcher, clock: Callable[[], float], metrics: Metrics
+        self, *, slab: Slab, batcher: Driver, clock: Callable[[], float], metrics: Metrics
     ) -> None:
         self._metrics = metrics
         self._slab = slab

@@ -39,13 +39,22 @@ class Server:
         folder: for logs and measured costs.
         seed: of the injected faults.
         flags: further ones.
+        library: of a GPU that is none, to serve on; None: the CPU.
     """
 
-    def __init__(self, models: Path, folder: Path, seed: int, flags: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        models: Path,
+        folder: Path,
+        seed: int,
+        flags: tuple[str, ...] = (),
+        library: Path | None = None,
+    ) -> None:
         self._models = models
         self._folder = folder
         self._seed = seed
         self._flags = flags
+        self._library = library
         self._process: subprocess.Popen[str] | None = None
         self.is_away = False
         """Whether it is being ended or started."""
@@ -77,6 +86,8 @@ class Server:
         words += ["--cache-dir", str(self._folder / "cache")]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("QLINEAR_")}
         with self.log.open("w") as log:
+            if self._library is not None:
+                environment["CHAOS_LIBRARY"] = str(self._library)
             self._process = subprocess.Popen(
                 [sys.executable, *words],
                 stdout=subprocess.PIPE,

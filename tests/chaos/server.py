@@ -70,6 +70,10 @@ def main(seed: int, words: list[str]) -> int:
 
     def faulty(path: Path, config: KernelConfig, stop: threading.Event) -> loading.Loaded:
         loaded = load(path, config, stop)
+        if "CHAOS_LIBRARY" in os.environ:
+            from chaos.pretended_gpu import on_pretended_gpu
+
+            return on_pretended_gpu(loaded, Path(os.environ["CHAOS_LIBRARY"]), seed)
         loaded = replace(loaded, kernels=FaultyKernels(loaded.kernels, seed))  # type: ignore[arg-type]
         return replace(loaded, roofline=None) if seed % 2 else loaded
 

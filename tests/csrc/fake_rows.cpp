@@ -1,41 +1,75 @@
 // Batches from host memory for machines without a GPU: what fake_cuda.cpp is for single products.
 // Steps run at once and in order; the fake_... functions say what fails and what was asked for.
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <vector>
 
+#define QL_BODY_NAMESPACE fake_rows
+#include "cpu/half.h"
 #include "cuda/registered.h"
 #include "linear_cuda.h"
+
+namespace half = qlinear::cpu::fake_rows;
 
 namespace {
 
 struct Fake {
   int failing_registers = 0;
   int failing_scatters = 0;
+  int failing_waits = 0;
   int pending_waits = 0;  // so many waits end before the batch does
   int64_t gathers = 0, scatters = 0, copies = 0, registered = 0;
   ql_cuda_batch last = {};
 } fake;
 
+std::atomic<bool> hangs{false};  // no batch ends
+
+// Of chaos runs: rows whose first element is `poison` fail always, batches of several calls now and
+// then, and batches take long now and then.
+struct Chaos {
+  float poison = 0;
+  int failures = 0, pauses = 0;  // of a thousand
+  std::atomic<uint32_t> draws{0};
+
+  bool happens(int of_a_thousand) {
+    const uint32_t drawn = (draws.fetch_add(1) + 1) * 2654435761u;
+    return static_cast<int>((drawn >> 8) % 1000) < of_a_thousand;
+  }
+} chaos;
 auto registered = std::make_unique<qlinear::cuda::Registered>();
 
 int64_t item_bytes(int dtype) { return dtype == QL_F32 ? 4 : 2; }
 
-// Copies rows either way, permuted items of two bytes; converts nothing.
+bool holds_poison(const ql_cuda_rows& x) {
+  if (chaos.poison == 0) return false;
+  for (int64_t i = 0; i < x.parts_count; ++i) {
+    for (int64_t row = 0; row < x.parts[i].count; ++row) {
+      const float first = half::load_float(x.parts[i].rows, row * x.columns, x.host_dtype);
+      if (first == chaos.poison) return true;
+    }
+  }
+  return false;
+}
+
+// Copies rows either way, item by item: permuted and rounded on the way to the device.
 int move_rows(const ql_cuda_rows& rows, bool to_host) {
-  if (rows.host_dtype != rows.device_dtype) return QL_BAD_DTYPE;
-  if (rows.permutation != nullptr && rows.host_dtype == QL_F32) return QL_BAD_DTYPE;
+  if (to_host && rows.host_dtype != rows.device_dtype) return QL_BAD_DTYPE;
   const int64_t row_bytes = rows.columns * item_bytes(rows.host_dtype);
   auto* device = static_cast<char*>(rows.device_rows);
   for (int64_t i = 0; i < rows.parts_count; ++i) {
     auto* host = static_cast<char*>(rows.parts[i].rows);
     for (int64_t row = 0; row < rows.parts[i].count; ++row, host += row_bytes) {
-      to_host ? std::memcpy(host, device, row_bytes) : std::memcpy(device, host, row_bytes);
-      for (int64_t column = 0; rows.permutation != nullptr && column < rows.columns; ++column) {
-        std::memcpy(device + 2 * column, host + 2 * rows.permutation[column], 2);
+      if (to_host) std::memcpy(host, device, row_bytes);
+      for (int64_t column = 0; !to_host && column < rows.columns; ++column) {
+        const int64_t from = rows.permutation == nullptr ? column : rows.permutation[column];
+        const float value = half::load_float(host, from, rows.host_dtype);
+        half::store_float(device, column, rows.device_dtype, value);
       }
-      device += rows.row_stride * item_bytes(rows.host_dtype);
+      device += rows.row_stride * item_bytes(rows.device_dtype);
     }
   }
   return QL_OK;
@@ -51,6 +85,14 @@ void fake_rows_reset(void) {
 }
 void fake_fail_registers(int count) { fake.failing_registers = count; }
 void fake_fail_scatters(int count) { fake.failing_scatters = count; }
+void fake_chaos(int seed, float poison, int failures, int pauses) {
+  chaos.draws = static_cast<uint32_t>(seed);
+  chaos.poison = poison;
+  chaos.failures = failures;
+  chaos.pauses = pauses;
+}
+void fake_fail_waits(int count) { fake.failing_waits = count; }
+void fake_hang(int on) { hangs = on != 0; }
 void fake_pend(int waits) { fake.pending_waits = waits; }
 int64_t fake_row_gathers(void) { return fake.gathers; }
 int64_t fake_row_scatters(void) { return fake.scatters; }
@@ -94,6 +136,8 @@ int ql_cuda_scatter_rows(const ql_cuda_rows* rows, const ql_cuda_launch*) {
 
 int ql_cuda_run_batch(const ql_cuda_batch* batch) {
   fake.last = *batch;
+  if (holds_poison(batch->x)) return QL_CUDA_ERROR;
+  if (batch->x.parts_count > 1 && chaos.happens(chaos.failures)) return QL_CUDA_ERROR;
   const ql_cuda_rows &x = batch->x, &y = batch->y;
   int status = QL_OK;
   if (batch->x_host == nullptr) {
@@ -112,6 +156,13 @@ int ql_cuda_run_batch(const ql_cuda_batch* batch) {
 
 int ql_cuda_wait_batch(const ql_cuda_batch*, int64_t nanoseconds, int32_t* done, int64_t* took) {
   *done = 0;
+  if (nanoseconds < 0 && chaos.happens(chaos.pauses)) usleep(20'000);
+  while (hangs && nanoseconds < 0) usleep(1000);
+  if (hangs) return QL_OK;
+  if (fake.failing_waits > 0) {
+    --fake.failing_waits;
+    return QL_CUDA_ERROR;
+  }
   if (nanoseconds >= 0 && fake.pending_waits > 0) {
     --fake.pending_waits;
     return QL_OK;

@@ -78,6 +78,8 @@ def test_overload() -> None:
     assert report["ends"]["answered"] > 0
     assert report["without_pushback"] == 0
     assert len(report["goodputs"]) == 6
+    assert 0 < report["server_refusal_p50_seconds"] < report["refusal_p50_seconds"]
+    assert report["server_lag_p50_seconds"] >= 0
 
 
 @pytest.mark.slow

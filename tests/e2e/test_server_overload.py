@@ -145,13 +145,13 @@ async def test_cancelled_while_it_runs_frees_everything_afterwards(running: Runn
     call = running.stub.MatMul(running.request("one/up", X))
     await running.entered()
     call.cancel()
-    assert running.server._batcher is not None
+    assert running.server._batching is not None
     while int(running.server._lifecycle.admitted):
         await asyncio.sleep(0)
-    assert running.server._batcher.items_held == 1
+    assert running.server._batching.batcher.items_held == 1
     running.kernels.gate.set()
     await running.lives_on()
-    assert running.server._batcher.items_held == 0
+    assert running.server._batching.batcher.items_held == 0
 
 
 async def test_a_failed_computation_hits_its_own_caller_only(

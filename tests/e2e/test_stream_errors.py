@@ -162,7 +162,7 @@ async def test_timeouts_are_per_call_and_what_missed_them_is_never_computed(
     await peer.send(2, "one/up", X)
     error = await peer.error(1)
     assert error.code == number_of(Code.DEADLINE_EXCEEDED)
-    assert running.server._batcher is not None
+    assert running.server._batching is not None
     await running.until_queued(2)
     running.kernels.gate.set()
     await peer.result(2)
@@ -178,8 +178,8 @@ async def test_a_timeout_never_outlives_the_stream(running: Running) -> None:
     await peer.send(1, "one/up", 3 * X, timeout_nanoseconds=3_600_000_000_000)
     await peer.send(2, "one/up", 3 * X)
     await running.until_queued(4)
-    assert running.server._batcher is not None
-    entries = list(running.server._batcher._queue._waiting.all())
+    assert running.server._batching is not None
+    entries = list(running.server._batching.batcher._queue._waiting.all())
     now = asyncio.get_running_loop().time()
     deadlines = [entry.item.deadline for entry in entries]
     assert all(deadline is not None and deadline < now + 10 for deadline in deadlines)

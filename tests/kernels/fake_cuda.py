@@ -7,16 +7,22 @@ import contextlib
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from qlinear_service.gpu import probe, streams
+from qlinear_service.gpu.streams import CudaStreams
 from qlinear_service.kernels import build, cuda_runtime
 from qlinear_service.kernels.cuda import CudaKernels
 from qlinear_service.kernels.cuda_runtime import CudaRuntime
 
-SOURCES = [Path(__file__).parents[1] / "csrc" / name for name in ("fake_cuda.cpp", "fake_rows.cpp")]
+SOURCES = [
+    *(Path(__file__).parents[1] / "csrc" / name for name in ("fake_cuda.cpp", "fake_rows.cpp")),
+    *sorted(build.SOURCE_ROOT.glob("dispatch/*.cpp")),
+]
 
 
 class HostStream:
@@ -24,7 +30,7 @@ class HostStream:
 
     made = 0
 
-    def __init__(self, device: object = None) -> None:
+    def __init__(self, device: object = None, priority: int = 0) -> None:
         HostStream.made += 1
         self.cuda_stream = HostStream.made
         self.fault: RuntimeError | None = None
@@ -102,11 +108,61 @@ def pretend(patch: pytest.MonkeyPatch) -> HostCuda:
     return host
 
 
+class Event(HostEvent):
+    """An event at a time that it is told."""
+
+    def __init__(self, **options: bool) -> None:
+        super().__init__()
+        self.options = options
+        self.milliseconds = 0.0
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, after: "Event") -> float:
+        return after.milliseconds - self.milliseconds
+
+    def query(self) -> bool:
+        return True
+
+
+class Stream(HostStream):
+    """A stream that remembers for what it was told to wait."""
+
+    def __init__(self, device: object = None, priority: int = 0) -> None:
+        super().__init__(device)
+        self.priority = priority
+        self.waited: list[object] = []
+
+    def wait_event(self, event: object) -> None:
+        self.waited.append(event)
+
+
+def pretend_streams(patch: pytest.MonkeyPatch) -> None:
+    """Let streams.py and probe.py, too, see such a torch.cuda, and memory that nobody pins."""
+    host = pretend(patch)
+    cuda = SimpleNamespace(
+        Event=Event, Stream=Stream, stream=host.stream, current_stream=host.current_stream
+    )
+    real = torch
+
+    class Torch:
+        def __getattr__(self, name: str) -> object:
+            return cuda if name == "cuda" else getattr(real, name)
+
+    for module in (streams, probe):
+        patch.setattr(module, "torch", Torch())
+    patch.setattr(probe, "BUSY_BYTES", 4096)
+    patch.setattr(
+        CudaStreams, "host_memory", lambda self, nbytes: torch.empty(nbytes, dtype=torch.uint8)
+    )
+
+
 def build_fake(folder: Path) -> Path:
     """Compile the library, linked with the CPU one, and return its path."""
     cpu = build.build_cpu_library(build.default_cache_dir())
     built = folder / "libfake_cuda.so"
-    flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]
+    flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-pthread"]
     linked = [str(cpu), f"-Wl,-rpath,{cpu.parent}"]
     command = [
         "g++",

@@ -131,8 +131,7 @@ def test_rows_are_padded_to_what_kernels_load_at_once(bench: Bench) -> None:
 def test_float32_is_asked_for_in_the_dtype_of_the_products(bench: Bench) -> None:
     trip = bench.trip()
     trip.x_dtype = DType.F32
-    with pytest.raises(RuntimeError, match="dtype"):  # which this library cannot convert
-        bench.gpu.submit(trip)
+    bench.gpu.submit(trip)
     batch = bench.last()
     assert (batch.x.host_dtype, batch.x.device_dtype) == (DType.F32, DType.F16)
     assert batch.product[0].x_dtype == DType.F16

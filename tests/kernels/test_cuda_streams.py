@@ -5,20 +5,18 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from fake_cuda import HostEvent, HostKernels, HostStream, build_fake, pretend
-from random_layers import random_layer
+from fake_cuda import HostKernels, HostStream, build_fake, pretend_streams
+from random_layers import random_layer, unquantized_layer
 
 from qlinear_service.batching import Batch, BatchKey, Part, WorkItem
 from qlinear_service.dtypes import DType
 from qlinear_service.errors import EngineLost
-from qlinear_service.gpu import probe, streams
 from qlinear_service.gpu.engine import GpuEngine
 from qlinear_service.gpu.streams import SHORTEST_NANOSECONDS, CudaStreams, Times
 from qlinear_service.kernels.packing import pack
@@ -28,35 +26,6 @@ from qlinear_service.slots import Slab
 LAYERS = [pack(random_layer(n=24, k=40, group_size=32, permuted=p)) for p in (False, True)]
 
 
-class Event(HostEvent):
-    """An event at a time that it is told."""
-
-    def __init__(self, **options: bool) -> None:
-        super().__init__()
-        self.options = options
-        self.milliseconds = 0.0
-
-    def synchronize(self) -> None:
-        pass
-
-    def elapsed_time(self, after: "Event") -> float:
-        return after.milliseconds - self.milliseconds
-
-    def query(self) -> bool:
-        return True
-
-
-class Stream(HostStream):
-    """A stream that remembers for what it was told to wait."""
-
-    def __init__(self, device: object = None) -> None:
-        super().__init__(device)
-        self.waited: list[object] = []
-
-    def wait_event(self, event: object) -> None:
-        self.waited.append(event)
-
-
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_fake(tmp_path_factory.mktemp("fake"))
@@ -64,22 +33,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch, library: Path) -> Iterator[HostKernels]:
-    host = pretend(monkeypatch)
-    cuda = SimpleNamespace(
-        Event=Event, Stream=Stream, stream=host.stream, current_stream=host.current_stream
-    )
-    real = torch
-
-    class Torch:
-        def __getattr__(self, name: str) -> object:
-            return cuda if name == "cuda" else getattr(real, name)
-
-    for module in (streams, probe):
-        monkeypatch.setattr(module, "torch", Torch())
-    monkeypatch.setattr(probe, "BUSY_BYTES", 4096)
-    monkeypatch.setattr(
-        CudaStreams, "host_memory", lambda self, nbytes: torch.empty(nbytes, dtype=torch.uint8)
-    )
+    pretend_streams(monkeypatch)
     made = HostKernels(library)
     made.library.fake_reset()
     yield made
@@ -125,6 +79,24 @@ def test_a_batch_passes_through_the_streams_in_order(kernels: HostKernels) -> No
     assert gpu._out.waited == [marks.kernel[1]]  # type: ignore[attr-defined]
     assert gpu._in.waited == []  # type: ignore[attr-defined]
     assert torch.equal(y, kernels.linear(LAYERS[0], x, DType.F32))
+
+
+@pytest.mark.parametrize("batch_invariant", [True, False])
+def test_company_changes_no_bit_of_an_unquantized_row_in_batch_invariant_mode(
+    kernels: HostKernels, library: Path, batch_invariant: bool
+) -> None:
+    """Without the mode it does, or nothing would be shown."""
+    gpu = CudaStreams(HostKernels(library, batch_invariant=batch_invariant))
+    layer = pack(unquantized_layer(n=100, k=1000, bias=True))
+    x = torch.randn(64, 1000, generator=torch.Generator().manual_seed(2)).half()
+
+    def product(rows: torch.Tensor) -> torch.Tensor:
+        y = torch.empty(len(rows), 100, dtype=torch.float32)
+        gpu.multiply(layer, rows, y, DType.F32, gpu.new_marks())
+        return y
+
+    alone = torch.cat([product(row[None]) for row in x])
+    assert torch.equal(product(x), alone) == batch_invariant
 
 
 def test_a_workspace_is_cleared_in_the_turn_of_its_stream(

@@ -45,6 +45,8 @@ FLOORS: list[set[str]] = [
         "ledger",
         "watchdog",
         "batcher",
+        "batch_runs",
+        "refusals",
         "in_flight",
         "results",
         "pieces",
@@ -56,6 +58,7 @@ FLOORS: list[set[str]] = [
     {"servicer", "handlers", "engine", "health", "lifecycle", "channel"}
     | {"streaming", "stream_call", "stream_reader", "calls", "statuses"}
     | {"watch", "metrics_server", "probe", "signals", "gpu", "loaded"}
+    | {"dispatch"}
     | {"planning"}
     | {"selftest", "sample_layers", "diagnosis", "models", "loading", "loadgen", "conversion"}
     | {"callers", "curves", "runners", "spans"},
@@ -75,6 +78,7 @@ NEVER_REACHES: dict[str, set[str]] = {
     "scheduling": {"torch", "grpc", "asyncio"},
     "lanes": {"torch", "grpc", "asyncio"},
     "batcher": {"torch", "grpc", "opentelemetry"},
+    "dispatch.abi": {"grpc"},
     "slots": {"torch", "grpc"},
     "pieces": {"torch", "grpc"},
     "metrics": {"torch", "grpc"},

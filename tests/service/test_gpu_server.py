@@ -109,10 +109,8 @@ async def test_the_configured_number_of_batches_is_in_flight() -> None:
     gpu, server = FakeGpu(), Server(config(max_batches_in_flight=3))
     await server.bind()
     await server.load(lambda stop: loaded(gpu))
-    assert server._runner is not None
-    assert server._runner.most_in_flight == 3
-    assert server._batcher is not None
-    assert server._batcher._in_flight.most == 3
+    assert server._batching is not None
+    assert server._batching.batcher._in_flight.most == 3
     assert await server.drain()
 
 

@@ -16,7 +16,7 @@ __all__ = ["add_arguments", "run"]
 BENCHMARKS = {
     "service": ("service.py", "processor time of a call, against a bare echo server"),
     "gpus": ("gpus_together.py", "several GPUs that share out layers or hold all, against one"),
-    "invariance": ("invariance.py", "what the batch-invariant mode costs on the CPU"),
+    "invariance": ("invariance.py", "what the batch-invariant mode costs, on the CPU or a GPU"),
     "cpu": ("cpu_op.py", "the CPU operation, against torch's own"),
     "metrics": ("metrics.py", "what metrics, traces and scrapes cost"),
     "kernel": ("kernel.py", "the CUDA kernels, against their floor, cuBLAS and Humming"),

@@ -84,7 +84,7 @@ class GpuEngine:
         self.most_in_flight, self.most_chained = stages, chained
         self.stage_count = stages + chained
         self._stages = StagePool(device.new_stage, self.stage_count)
-        self._sees_slab = mode != PINNED and self._admit_slab()
+        self.sees_slab = self._sees_slab = mode != PINNED and self._admit_slab()
         self._lost: EngineLost | None = None
         self._launching = threading.Lock()
         self._waiting: queue.SimpleQueue[Job | None] = queue.SimpleQueue()

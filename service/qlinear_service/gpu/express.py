@@ -19,9 +19,9 @@ from qlinear_service.kernels.cuda import CudaKernels
 from qlinear_service.kernels.cuda_abi import CudaBatch, CudaPart, CudaPlan, Status
 from qlinear_service.layers import QuantizedLinear
 
-__all__ = ["Course", "Express", "Trip", "row_stride"]
+__all__ = ["Course", "Express", "Trip", "event_handle", "row_stride"]
 
-MOST_PREPARED = 512
+MOST_PREPARED = 128
 """Kinds of batches that a stage remembers; then it forgets all of them."""
 
 ROW_ALIGN = 8
@@ -185,17 +185,17 @@ class Express:
         with self._kernels.runtime.on(compute):
             launch = self._kernels.runtime.launch(compute, operation)
         batch.launch = launch
-        first, second = (_handle(event, compute) for event in marks.kernel)
+        first, second = (event_handle(event, compute) for event in marks.kernel)
         batch.launch.start_event, batch.launch.stop_event = first, second
-        batch.in_start = _handle(marks.in_start, compute)
-        batch.out_stop = _handle(marks.out_stop, compute)
+        batch.in_start = event_handle(marks.in_start, compute)
+        batch.out_stop = event_handle(marks.out_stop, compute)
         if alone:
             batch.in_stream = batch.out_stream = compute.cuda_stream
             batch.in_stop, batch.out_start = first, second
             return
         batch.in_stream, batch.out_stream = self._in.cuda_stream, self._out.cuda_stream
-        batch.in_stop = _handle(marks.in_stop, compute)
-        batch.out_start = _handle(marks.out_start, compute)
+        batch.in_stop = event_handle(marks.in_stop, compute)
+        batch.out_start = event_handle(marks.out_start, compute)
 
 
 def row_stride(k: int) -> int:
@@ -203,7 +203,7 @@ def row_stride(k: int) -> int:
     return (k + ROW_ALIGN - 1) // ROW_ALIGN * ROW_ALIGN
 
 
-def _handle(event: torch.cuda.Event, stream: torch.cuda.Stream) -> int:
+def event_handle(event: torch.cuda.Event, stream: torch.cuda.Stream) -> int:
     """Return what the library knows an event by; torch makes it at its first record."""
     if not event.cuda_event:
         event.record(stream)

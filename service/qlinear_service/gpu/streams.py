@@ -112,19 +112,26 @@ class CudaStreams:
 
     Args:
         kernels: on that GPU.
+        urgent_rows: kernels that move rows go before products that have not begun.
     """
 
     scatters = True
 
-    def __init__(self, kernels: CudaKernels) -> None:
+    def __init__(self, kernels: CudaKernels, *, urgent_rows: bool = False) -> None:
         self.kernels = kernels
         self.device = kernels.device
-        self._in, self._compute, self._out = (_stream(self.device) for _ in range(3))
+        self._in, self._compute, self._out = (
+            _stream(self.device, priority=-1 if urgent_rows and is_rows else 0)
+            for is_rows in (True, False, True)
+        )
+        self.in_order = (self._in, self._compute, self._out)
+        """The streams for rows in, products and rows out."""
         kernels.prepare(self._compute)
-        self._express = Express(kernels, (self._in, self._compute, self._out))
+        self._express = Express(kernels, self.in_order)
         self.pair_nanoseconds = round(pair_seconds(kernels, self._compute) * 1e9)
         """What a pair of events measures around a kernel that does nothing."""
-        self._blocking = len(os.sched_getaffinity(0)) < CORES_TO_SPIN
+        self.spins = len(os.sched_getaffinity(0)) >= CORES_TO_SPIN
+        """Threads that wait for a batch may keep a core busy."""
 
     def host_memory(self, nbytes: int) -> torch.Tensor:
         """Return pinned memory."""
@@ -140,7 +147,7 @@ class CudaStreams:
 
     def new_marks(self) -> Marks:
         """Return the events of one batch in flight."""
-        return Marks(blocking=self._blocking)
+        return Marks(blocking=not self.spins)
 
     def copy_in(self, host: torch.Tensor, device: torch.Tensor, marks: Marks) -> None:
         """Copy to the GPU on the stream for that."""
@@ -158,7 +165,7 @@ class CudaStreams:
         if not layer.spec.quantized:
             with torch.cuda.stream(self._compute):
                 marks.kernel[0].record(self._compute)
-                unquantized.fill(layer, x, y)
+                unquantized.fill(layer, x, y, row_by_row=self.kernels.batch_invariant)
                 marks.kernel[1].record(self._compute)
             return
         self.kernels.linear(layer, x, dtype, out=y, stream=self._compute, events=marks.kernel)
@@ -235,8 +242,16 @@ class CudaStreams:
 
     def settle(self) -> None:
         """Wait for the three streams."""
-        for stream in (self._in, self._compute, self._out):
+        for stream in self.in_order:
             stream.synchronize()
+
+    def recovered(self, error: BaseException) -> BaseException:
+        """Make the GPU fit for more after a failed launch; return what to tell of the error."""
+        told = self.explained(error)
+        if not isinstance(told, EngineLost):
+            self.settle()
+            self.kernels.runtime.clear_workspace(self._compute)
+        return told
 
     def explained(self, error: BaseException) -> BaseException:
         """Return EngineLost for an error after which the GPU does not even run an empty kernel."""
@@ -248,8 +263,8 @@ class CudaStreams:
         return EngineLost(f"{self.device} is lost: {error}") if lost else error
 
 
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+def _stream(device: torch.device, *, priority: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
 
 
 def _event(*, blocking: bool = False) -> torch.cuda.Event:

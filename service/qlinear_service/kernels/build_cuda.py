@@ -165,21 +165,21 @@ def compiler_output(library: Path) -> str:
 def cuda_sources() -> list[str]:
     """Return every source of the GPU library, relative to csrc/.
 
-    All that lies in csrc/cuda, so that none is forgotten; each is compiled for every architecture,
-    and what an architecture lacks is left out in the source.
+    All that lies in csrc/cuda and csrc/dispatch, so that none is forgotten; each is compiled for
+    every architecture, and what an architecture lacks is left out in the source.
     """
     own = [path for path in SOURCE_ROOT.glob("cuda/*") if path.suffix in (".cu", ".cpp")]
     # Backwards by name, by which the linear kernels, the longest to compile, are not the last.
-    return [str(path.relative_to(SOURCE_ROOT)) for path in sorted(own, reverse=True)] + [
-        "status.cpp"
-    ]
+    own = sorted(own, reverse=True) + sorted(SOURCE_ROOT.glob("dispatch/*.cpp"))
+    return [str(path.relative_to(SOURCE_ROOT)) for path in own] + ["status.cpp"]
 
 
 def source_hash() -> str:
     """Return the hash of everything that decides what the library does, but for the compilers."""
     digest = hashlib.sha256(f"{CUDA_FLAGS}\0{OWN_FLAGS}\0{EXPORTS}".encode())
     # Every file that a source could include, not a list that somebody forgets to extend.
-    for source in sorted([*SOURCE_ROOT.glob("*.[hc]*"), *SOURCE_ROOT.glob("cuda/*.[hc]*")]):
+    folders = [*SOURCE_ROOT.glob("cuda/*.[hc]*"), *SOURCE_ROOT.glob("dispatch/*.[hc]*")]
+    for source in sorted([*SOURCE_ROOT.glob("*.[hc]*"), *folders]):
         digest.update(f"\0{source.relative_to(SOURCE_ROOT)}\0".encode())
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]

@@ -64,6 +64,7 @@ class CudaKernels:
         self.runtime = self.runtime_class(
             library_path, device=device, flags=flags, spare_workspaces=spare_workspaces
         )
+        self.batch_invariant = batch_invariant
         self.library, self.info = self.runtime.library, self.runtime.info
         self.device = self.runtime.device
         built_with = self.info.runtime_version

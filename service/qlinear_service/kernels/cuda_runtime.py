@@ -207,11 +207,17 @@ class CudaRuntime:
             text = self._last_error()
         error = self.error(operation, f"{text} (status {status})", lost=status == Status.CUDA_ERROR)
         if stream is not None and not isinstance(error, DeviceLost):
-            # As the header asks for. In place: captured graphs may hold its address. In turn: the
-            # launch before may still be counting there.
-            with self.on(stream):
-                self._streams[stream.cuda_stream][1].zero_()
+            self.clear_workspace(stream)
         raise error
+
+    def clear_workspace(self, stream: torch.cuda.Stream) -> None:
+        """Set a stream's workspace to zero, as the header asks for after a failed launch.
+
+        In place: captured graphs may hold its address. In turn: the launch before may still be
+        counting there.
+        """
+        with self.on(stream):
+            self._streams[stream.cuda_stream][1].zero_()
 
     def error(self, operation: str, text: str, *, lost: bool = True) -> RuntimeError:
         """Return the error to raise; `lost` says whether the device could be gone."""

@@ -1,0 +1,54 @@
+// Sends batches to the device: the addresses of their rows, a stage for each, the plan of its
+// product. Knows no queue and no caller.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "dispatch/queue.h"
+
+namespace qlinear::dispatch {
+
+// The buffers of one batch in flight and what the device was handed for it.
+struct Stage {
+  ql_dispatch_stage memory;
+  ql_linear_params product;
+  ql_cuda_batch batch;
+  std::vector<ql_cuda_part> parts;
+};
+
+class Sender {
+ public:
+  explicit Sender(const ql_dispatch_options& options);
+
+  void add_plan(int32_t form, int x_dtype, int y_dtype, int64_t rows, const ql_cuda_plan& plan);
+
+  // Whether the device can read and write all rows of a batch where they lie, and how is known.
+  bool can_send(const Batch& batch) const;
+
+  Stage* take_stage();  // null: all are in use
+  void give_back(Stage* stage) { free_.push_back(stage); }
+
+  // A ql_status; the batch is on its way, or none of its results will be written anywhere.
+  int send(const Batch& batch, Stage& stage, bool alone);
+
+  // A ql_status, and whether it has ended; waits for as long as it takes if `nanoseconds` is
+  // negative. `took` holds the nanoseconds of rows in, product and rows out.
+  int wait(const Stage& stage, int64_t nanoseconds, bool& done, int64_t took[3]) const;
+
+  const char* error_text() const { return options_.error_text(); }
+
+ private:
+  const ql_cuda_plan* plan_of(const Batch& batch) const;
+  void fill(const Batch& batch, Stage& stage, bool alone) const;
+
+  ql_dispatch_options options_;  // whose arrays are not looked at again
+  std::vector<ql_dispatch_layer> layers_;
+  std::vector<std::unique_ptr<Stage>> stages_;
+  std::vector<Stage*> free_;
+  std::unordered_map<uint64_t, std::vector<std::unique_ptr<ql_cuda_plan>>> plans_;
+};
+
+}  // namespace qlinear::dispatch

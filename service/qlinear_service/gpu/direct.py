@@ -1,0 +1,240 @@
+"""A GPU that the native dispatcher sends batches to, and the engine for those that it cannot send.
+
+It needs buffers and events for each batch in flight, the addresses of all layers, and the plan of
+each product, which it is taught when it first meets one. Sees no caller.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+from qlinear_service.batching import Batch
+from qlinear_service.config import SMALLEST_SLOT_BYTES
+from qlinear_service.dispatch.abi import DispatchLayer, DispatchOptions, DispatchStage, QueueLimits
+from qlinear_service.dispatch.native import NativeDispatch
+from qlinear_service.dtypes import DType
+from qlinear_service.engine import WorkerThread
+from qlinear_service.errors import EngineLost
+from qlinear_service.gpu.engine import GpuEngine
+from qlinear_service.gpu.express import event_handle, row_stride
+from qlinear_service.gpu.stages import TABLE_BYTES
+from qlinear_service.gpu.streams import SHORTEST_NANOSECONDS, CudaStreams
+from qlinear_service.gpu.ways import TABLE_ROWS
+from qlinear_service.kernels.abi import LinearParams
+from qlinear_service.kernels.cuda_abi import CudaDevice, CudaPlan
+from qlinear_service.layers import QuantizedLinear
+from qlinear_service.results import BatchResult
+from qlinear_service.slots import Slab
+
+__all__ = ["STAGES", "DirectEngine"]
+
+STAGES = 3
+"""Batches in flight unless told otherwise: one comes in, one is computed, one goes out."""
+
+MOST_X_BYTES, MOST_Y_BYTES = 16 << 20, 32 << 20
+"""Of a batch that the dispatcher sends; larger ones are the engine's."""
+
+TAUGHT_ROWS = 64
+"""Batches of up to so many rows are known from the start, for x and results of a layer's own dtype;
+others when they first come."""
+
+IDLE_SPIN_SECONDS = 100e-6
+"""How long the dispatcher's thread looks for more before it sleeps, where it may spin at all: being
+woken takes it some 10 to 50 microseconds."""
+
+
+class DirectEngine:
+    """The dispatcher on one GPU.
+
+    Args:
+        engine: computes what the dispatcher leaves to it.
+        streams: the device of that engine.
+        layers: all of them, in the order of their numbers.
+        slab: where activations lie.
+        limits: of the dispatcher's queue.
+        most_running: batches that may be with the GPU at a time.
+        spare: multiprocessors that products leave to the kernels that move rows, which otherwise
+            wait for the end of one. Not in batch-invariant mode: it would change bits.
+
+    Raises:
+        BuildError: the library has no dispatcher.
+        RuntimeError: the device has no room for the buffers, or there is no thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: GpuEngine,
+        streams: CudaStreams,
+        layers: Sequence[QuantizedLinear],
+        slab: Slab,
+        limits: QueueLimits,
+        most_running: int,
+        spare: int = 0,
+    ) -> None:
+        self._engine, self._streams = engine, streams
+        self._spare = 0 if streams.kernels.batch_invariant else spare
+        self._recovery: WorkerThread | None = None
+        self._direct = {
+            layer.spec.name: layer
+            for layer in layers
+            if engine.sees_slab and streams.can_gather(layer)
+        }
+        self._forms: dict[Any, int] = {}
+        self._taught: set[tuple[int, DType, DType, int]] = set()
+        self._memory: list[Any] = []
+        options = self._options(layers, limits, slab, most_running)
+        self.native = NativeDispatch(streams.kernels.library, options)
+        self._teach_small(layers)
+
+    async def run(self, batch: Batch) -> BatchResult:
+        """Return the result rows of each part of a batch that was left to the engine."""
+        return await self._engine.run(batch)
+
+    def learn(self, batch: Batch) -> None:
+        """Teach the dispatcher how to send batches like this one, if it can."""
+        key, layer = batch.key, self._direct.get(batch.key.layer)
+        if layer is None or batch.rows > TABLE_ROWS:
+            return
+        if all(part.rows == part.item.rows for part in batch.parts):
+            self._teach(layer, key.x_dtype, key.output_dtype, batch.rows)
+
+    async def recover(self, error: BaseException) -> None:
+        """Make the GPU fit for more after a batch of the dispatcher has failed.
+
+        Raises:
+            EngineLost: it is gone.
+        """
+        if self._recovery is None:
+            self._recovery = WorkerThread("gpu recovery")
+        told = await self._recovery.run(self._streams.recovered, error)
+        if isinstance(told, EngineLost):
+            raise told
+
+    def kernel_nanoseconds(self, measured: int) -> int:
+        """Return what a product took, without the cost of the events around it."""
+        return max(measured - self._streams.pair_nanoseconds, SHORTEST_NANOSECONDS)
+
+    def stop(self, timeout_seconds: float) -> bool:
+        """End all threads; return whether they have ended in time."""
+        if not self.native.stop(timeout_seconds):
+            return False
+        self.native.close()
+        ended = self._engine.stop(timeout_seconds)
+        return (self._recovery is None or self._recovery.stop(timeout_seconds)) and ended
+
+    def _options(
+        self,
+        layers: Sequence[QuantizedLinear],
+        limits: QueueLimits,
+        slab: Slab,
+        most_running: int,
+    ) -> DispatchOptions:
+        streams = self._streams
+        kernels, (into, compute, out) = streams.kernels, streams.in_order
+        options = DispatchOptions(queue=limits)
+        options.layers = (DispatchLayer * len(layers))(*map(self._layer, layers))
+        options.stages = (DispatchStage * most_running)(
+            *(self._stage() for _ in range(most_running))
+        )
+        options.stages_count = options.most_running = most_running
+        options.most_chained = self._engine.most_chained
+        options.table_rows = TABLE_ROWS
+        options.spins, options.starts_lone = streams.spins, True
+        options.idle_spin_seconds = IDLE_SPIN_SECONDS
+        options.slab, options.slot_unit_bytes = slab.address, SMALLEST_SLOT_BYTES
+        options.in_stream, options.out_stream = into.cuda_stream, out.cuda_stream
+        with kernels.runtime.on(compute):
+            options.launch = kernels.runtime.launch(compute, "dispatch")
+        library = kernels.library
+        for name in ("run", "wait"):
+            function = getattr(library, f"ql_cuda_{name}_batch")
+            setattr(options, name, ctypes.cast(function, ctypes.c_void_p))
+        options.error_text = ctypes.cast(library.ql_cuda_error_text, ctypes.c_void_p)
+        return options
+
+    def _layer(self, layer: QuantizedLinear) -> DispatchLayer:
+        if layer.spec.name not in self._direct:
+            return DispatchLayer(is_direct=0)
+        kernels = self._streams.kernels
+        params = LinearParams.from_buffer_copy(kernels.known.of(layer, kernels.device).params)
+        permutation = layer.k_permutation
+        return DispatchLayer(
+            product=params,
+            permutation=None if permutation is None else permutation.data_ptr(),
+            form=self._form(layer),
+            is_direct=1,
+        )
+
+    def _form(self, layer: QuantizedLinear) -> int:
+        """Return the number of all layers whose products are cut alike."""
+        kernels = self._streams.kernels
+        params = kernels.known.of(layer, kernels.device).params
+        key = (
+            *(params.n, params.k, params.group_size, params.bits),
+            *(params.compute_dtype, params.scale_dtype, params.bias_dtype),
+            *(params.zeros is None, params.bias is None),
+        )
+        return self._forms.setdefault(key, len(self._forms))
+
+    def _stage(self) -> DispatchStage:
+        """Return the buffers of one batch in flight; they live as long as this."""
+        streams, specs = self._streams, [layer.spec for layer in self._direct.values()]
+        widest_x = max((row_stride(spec.k) for spec in specs), default=1)
+        widest_y = max((spec.n for spec in specs), default=1)
+        x_bytes = min(4 * TABLE_ROWS * widest_x, MOST_X_BYTES)
+        y_bytes = min(4 * TABLE_ROWS * widest_y, MOST_Y_BYTES)
+        x, y = streams.device_memory(x_bytes), streams.device_memory(y_bytes)
+        table, marks = streams.host_memory(TABLE_BYTES), streams.new_marks()
+        self._memory += (x, y, table, marks)
+        compute = streams.in_order[1]
+        return DispatchStage(
+            x=x.data_ptr(),
+            y=y.data_ptr(),
+            x_bytes=x_bytes,
+            y_bytes=y_bytes,
+            table=table.data_ptr(),
+            in_start=event_handle(marks.in_start, compute),
+            in_stop=event_handle(marks.in_stop, compute),
+            kernel_start=event_handle(marks.kernel[0], compute),
+            kernel_stop=event_handle(marks.kernel[1], compute),
+            out_start=event_handle(marks.out_start, compute),
+            out_stop=event_handle(marks.out_stop, compute),
+        )
+
+    def _teach_small(self, layers: Sequence[QuantizedLinear]) -> None:
+        for layer in layers:
+            if layer.spec.name in self._direct:
+                dtype = layer.spec.compute_dtype
+                for rows in range(1, TAUGHT_ROWS + 1):
+                    self._teach(layer, dtype, dtype, rows)
+
+    def teach(self, layer: QuantizedLinear, x_dtype: DType, y_dtype: DType) -> None:
+        """Teach the dispatcher all batches of a layer and two dtypes."""
+        for rows in range(1, TABLE_ROWS + 1):
+            self._teach(layer, x_dtype, y_dtype, rows)
+
+    def _teach(self, layer: QuantizedLinear, x_dtype: DType, y_dtype: DType, rows: int) -> None:
+        form = self._form(layer)
+        key = form, x_dtype, y_dtype, rows
+        if key in self._taught:
+            return
+        self._taught.add(key)
+        multiplied = layer.spec.compute_dtype if x_dtype is DType.F32 else x_dtype
+        plan = self._streams.kernels.plan(layer, rows, multiplied, y_dtype)
+        if self._spare:
+            self._leave_room(layer, rows, multiplied, y_dtype, plan)
+        self.native.plan(form, x_dtype, y_dtype, rows, plan)
+
+    def _leave_room(
+        self, layer: QuantizedLinear, rows: int, x_dtype: DType, y_dtype: DType, plan: CudaPlan
+    ) -> None:
+        """Make `plan` the planner's for fewer multiprocessors than there are."""
+        kernels = self._streams.kernels
+        params = LinearParams.from_buffer_copy(kernels.known.of(layer, kernels.device).params)
+        params.m, params.x_dtype, params.y_dtype = rows, x_dtype, y_dtype
+        params.x_row_stride, params.y_row_stride = params.k, params.n
+        fewer = CudaDevice.from_buffer_copy(kernels.info)
+        fewer.sm_count -= self._spare
+        status = kernels.library.ql_cuda_plan_linear(params, fewer, kernels.runtime.flags, plan)
+        kernels.runtime.check(status, f"plan m={rows} {layer.spec.shape}")

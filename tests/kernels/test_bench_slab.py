@@ -1,0 +1,115 @@
+"""The native producer of `bench slab`, on a library that pretends to be a GPU's."""
+
+import ctypes
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from dispatch_bench import PLAIN
+from fake_cuda import HostKernels, build_fake
+from rich.console import Console
+from slab_native import FeedResult, NativeFeed, Variant, measure_native
+from slab_report import print_native
+from test_cuda_streams import kernels  # noqa: F401 - a fixture
+
+from qlinear_service.cost import CostCurve, Steps
+from qlinear_service.gpu.streams import CudaStreams
+from qlinear_service.kernels.cuda_abi import CudaBatch
+from qlinear_service.kernels.torch_kernels import TorchKernels
+from qlinear_service.layers import LayerRegistry
+from qlinear_service.loaded import Loaded
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_fake(tmp_path_factory.mktemp("fake"))
+
+
+@pytest.fixture
+def loaded(kernels: HostKernels) -> Iterator[Loaded]:  # noqa: F811
+    kernels.library.fake_rows_reset()
+    steps = tuple(Steps(rows, 0.0, cost, 0.0) for rows, cost in ((1, 1e-3), (8, 1e-3), (16, 2e-3)))
+    yield Loaded(
+        registry=LayerRegistry([PLAIN]),
+        kernels=TorchKernels(),
+        gpu=CudaStreams(kernels),
+        curves={PLAIN.spec.shape: CostCurve(steps=steps)},
+    )
+    kernels.library.fake_rows_reset()
+
+
+@pytest.fixture
+def feed(loaded: Loaded, tmp_path: Path) -> Iterator[NativeFeed]:
+    made = NativeFeed(loaded, tmp_path, most_slots=64)
+    yield made
+    made.close()
+
+
+def counts(found: FeedResult) -> tuple[int, int]:
+    return found.offered, found.answered + found.refused
+
+
+def test_every_call_is_answered_or_refused_by_the_producer(feed: NativeFeed) -> None:
+    slow = feed.run(rate=500, seconds=0.3)
+    assert slow.answered == slow.offered > 80
+    assert 1 <= slow.rows / slow.batches < 4
+    assert 0 < slow.median <= slow.p99
+    fast = feed.run(rate=5e6, seconds=0.2)
+    offered, ended = counts(fast)
+    assert offered == ended
+    assert fast.refused > 0, "there are 64 slots"
+    assert fast.rows == fast.answered
+    assert fast.rows / fast.batches > slow.rows / slow.batches
+
+
+def test_a_wrong_result_is_noticed(feed: NativeFeed) -> None:
+    feed.run(rate=0, seconds=0.02)
+    feed._x = feed._x * 2  # what is compared with; the rows that are sent stay
+    with pytest.raises(RuntimeError, match="is wrong"):
+        feed.run(rate=0, seconds=0.02)
+
+
+def test_what_comes_back_is_an_error_of_the_benchmark(
+    feed: NativeFeed,
+    kernels: HostKernels,  # noqa: F811
+) -> None:
+    kernels.library.fake_fail(1)
+    with pytest.raises(RuntimeError, match="1 calls came back: linear: pretended failure"):
+        feed.run(rate=0, seconds=0.01)
+    feed.run(rate=0, seconds=0.01)
+
+
+def test_the_figures_stand_beside_their_targets(loaded: Loaded, capsys: object) -> None:
+    found = measure_native(loaded, (0.01, 1.0, 2.0), 0.05, Variant(2))
+    assert found["capacity_rows_per_second"] == 8000
+    assert [row["load"] for row in found["loads"]] == [0.01, 1.0, 2.0]
+    assert set(found["lone"]) == {"at once", "after 1 ms"}
+    console = Console(width=250, record=True)
+    print_native(console, "here", found)
+    text = console.export_text()
+    assert "within 20 %" in text
+    assert "0.8 x capacity" in text
+    assert "stages:spare 2:0: sweet spot 8 rows, capacity 8,000 rows/s" in text
+
+
+def test_variants_are_read_as_they_are_shown(feed: NativeFeed) -> None:
+    for text in ("3:0", "4:8", "3:16:urgent"):
+        assert str(Variant.read(text)) == text
+    assert Variant.read("5") == Variant(5)
+
+
+def test_products_leave_multiprocessors_alone_and_rows_may_go_first(
+    loaded: Loaded, tmp_path: Path
+) -> None:
+    made = NativeFeed(loaded, tmp_path, variant=Variant(2, 8, True), most_slots=8)
+    made.run(rate=0, seconds=0.02)
+    batch = CudaBatch()
+    made._gpu.kernels.library.fake_last_batch(ctypes.byref(batch))
+    assert batch.launch.plan[0].ctas == made._gpu.kernels.info.sm_count - 8
+    assert [stream.priority for stream in made._gpu.in_order] == [-1, 0, -1]
+    made.close()

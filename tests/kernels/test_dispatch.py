@@ -1,0 +1,208 @@
+"""The native dispatcher with a library that pretends to be a GPU's: answers, ways, order, ends."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from dispatch_bench import (
+    DENSE_NAME,
+    ORDERED_NAME,
+    PLAIN_NAME,
+    Make,
+    check,
+    dispatch_benches,
+    rows,
+)
+from fake_cuda import HostKernels, build_fake
+from test_cuda_streams import kernels  # noqa: F401 - a fixture
+
+from qlinear_service.dtypes import DType
+from qlinear_service.errors import DeadlineExceeded, Overloaded
+from qlinear_service.gpu.direct import TAUGHT_ROWS
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_fake(tmp_path_factory.mktemp("fake"))
+
+
+@pytest.fixture
+async def make(kernels: HostKernels) -> AsyncIterator[Make]:  # noqa: F811
+    async with dispatch_benches(kernels) as made:
+        yield made
+
+
+async def test_a_lone_call_is_on_its_way_in_the_same_turn(make: Make) -> None:
+    bench = make()
+    told = bench.call(rows(1))
+    assert bench.library.fake_row_gathers() == 1, "without a turn of the event loop"
+    (outcome,) = await told
+    check(outcome, rows(1), PLAIN_NAME)
+    assert (outcome.batch_rows, outcome.kernel_nanoseconds > 0) == (1, True)
+    await bench.all_left()
+    assert bench.slab.used_bytes == 0
+
+
+@pytest.mark.parametrize("output", list(DType))
+@pytest.mark.parametrize("x_dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("name", [PLAIN_NAME, ORDERED_NAME, DENSE_NAME])
+async def test_each_call_gets_its_own_answer(
+    make: Make, name: str, x_dtype: torch.dtype, output: DType
+) -> None:
+    bench = make(max_batch_rows=32)
+    sizes = [1, 1, 2, 3, 7, 1, 100, 1, 33, 1] * 3
+    calls = []
+    for seed, count in enumerate(sizes):
+        x = rows(seed, count, x_dtype)
+        calls.append((x, bench.call(x, name, output=output)))
+        if seed % 4 == 0:
+            await asyncio.sleep(0)
+    for x, told in calls:
+        (outcome,) = await told
+        check(outcome, x, name, output)
+        assert outcome.queue_nanoseconds >= 0
+    await bench.all_left()
+    assert bench.slab.used_bytes == 0
+    assert len(bench.released) == len(sizes)
+
+
+async def test_small_calls_of_quantized_layers_never_pass_through_python(make: Make) -> None:
+    bench = make()
+    ran: list[int] = []
+    run = bench.batcher._engine._engine.run  # type: ignore[attr-defined]
+
+    async def noted(batch: object) -> object:
+        ran.append(batch.rows)  # type: ignore[attr-defined]
+        return await run(batch)
+
+    bench.batcher._engine._engine.run = noted  # type: ignore[attr-defined]
+    for count in (1, 5, TAUGHT_ROWS):
+        for name in (PLAIN_NAME, ORDERED_NAME):
+            await bench.call(rows(count, count), name)
+    assert ran == []
+    await bench.call(rows(1), DENSE_NAME)
+    await bench.call(rows(1), PLAIN_NAME, ORDERED_NAME)
+    assert ran == [1, 1, 1]
+    # What is not known yet is taught when it first comes.
+    for _ in range(3):
+        (outcome,) = await bench.call(rows(9, TAUGHT_ROWS + 1))
+        check(outcome, rows(9, TAUGHT_ROWS + 1), PLAIN_NAME)
+    assert ran == [1, 1, 1, TAUGHT_ROWS + 1]
+
+
+@pytest.mark.parametrize("spins", [False, True])
+async def test_what_waits_while_all_stages_are_in_use_is_one_batch(make: Make, spins: bool) -> None:
+    bench = make(max_batches_in_flight=1, spins=spins)
+    bench.library.fake_hang(1)
+    first = bench.call(rows(0))
+    calls = [(rows(seed, 2), bench.call(rows(seed, 2))) for seed in range(1, 6)]
+    await asyncio.sleep(0.02)
+    assert not any(told.done() for _, told in calls)
+    assert bench.batching.queue_rows() == {PLAIN_NAME: 10}
+    bench.library.fake_hang(0)
+    assert (await first)[0].batch_rows == 1
+    for x, told in calls:
+        (outcome,) = await told
+        check(outcome, x, PLAIN_NAME)
+        assert outcome.batch_rows == 10
+        assert outcome.queue_nanoseconds > 10e6
+    assert not any(bench.batching.queue_rows().values())
+
+
+async def test_layers_of_a_call_follow_each_other_and_are_answered_in_order(make: Make) -> None:
+    bench = make()
+    names = (PLAIN_NAME, DENSE_NAME, ORDERED_NAME)
+    calls = [(seed, bench.call(rows(seed, 3), *names)) for seed in range(20)]
+    for seed, told in calls:
+        for name, outcome in zip(names, await told, strict=True):
+            check(outcome, rows(seed, 3), name)
+    await bench.all_left()
+    assert bench.slab.used_bytes == 0
+
+
+@pytest.mark.parametrize("spins", [False, True])
+async def test_deadlines_and_ages_end_what_waits_and_nothing_else(make: Make, spins: bool) -> None:
+    bench = make(max_batches_in_flight=1, age=0.1, spins=spins)
+    bench.library.fake_hang(1)
+    first = bench.call(rows(0))
+    late = bench.call(rows(1), deadline=bench.clock() + 0.02)
+    old = bench.call(rows(2))
+    with pytest.raises(DeadlineExceeded, match="it was not computed"):
+        await late
+    with pytest.raises(Overloaded, match=r"longer than max_queue_age \(0.1 s\)"):
+        await old
+    bench.library.fake_hang(0)
+    check((await first)[0], rows(0), PLAIN_NAME)
+    assert bench.library.fake_row_gathers() == 1
+    await bench.all_left()
+    assert sorted(bench.released) == [1, 2, 3]
+
+
+async def test_a_full_queue_refuses_and_queues_nothing(make: Make) -> None:
+    bench = make(max_batches_in_flight=1)
+    bench.batcher._queue._max_queue_rows = 4
+    bench.library.fake_hang(1)
+    calls = [bench.call(rows(0)), bench.call(rows(1, 3))]
+    items = bench.items(rows(2, 2), (PLAIN_NAME,))
+    with pytest.raises(Overloaded, match="3 rows wait and this call brings 2; at most 4"):
+        bench.submit(items)
+    bench.slab.release(items[0].slot)
+    assert bench.batcher.items_held == 2
+    bench.library.fake_hang(0)
+    await asyncio.gather(*calls)
+
+
+async def test_what_is_taken_back_never_runs(make: Make) -> None:
+    bench = make(max_batches_in_flight=1)
+    bench.library.fake_hang(1)
+    first = bench.call(rows(0))
+    waiting, leaving = bench.items(rows(1), (PLAIN_NAME,)), bench.items(rows(2), (PLAIN_NAME,))
+    withdrawn, _ = bench.submit(waiting), bench.submit(leaving)
+    running = bench.batcher._ledger.item(1)
+    assert bench.batcher.withdraw(waiting)
+    assert not bench.batcher.withdraw([running])
+    bench.batcher.cancel(leaving)
+    assert sorted(bench.released) == [2, 3], "at once"
+    bench.batcher.cancel([running])
+    assert sorted(bench.released) == [2, 3], "the device may still touch it"
+    bench.library.fake_hang(0)
+    await bench.all_left()
+    assert sorted(bench.released) == [1, 2, 3]
+    assert not first.done(), "its caller had left"
+    with pytest.raises(Exception, match="taken back"):
+        await withdrawn
+    assert bench.library.fake_row_gathers() == 1
+
+
+@pytest.mark.parametrize("spins", [False, True])
+async def test_many_clients_that_come_and_go_are_never_mixed_up(make: Make, spins: bool) -> None:
+    bench = make(max_batch_rows=16, spins=spins)
+    answered = 0
+
+    async def client(number: int) -> None:
+        nonlocal answered
+        for turn in range(30):
+            seed = 1000 * number + turn
+            x = rows(seed, 1 + seed % 5 + 40 * (seed % 17 == 0))
+            names = [(PLAIN_NAME,), (ORDERED_NAME,), (DENSE_NAME,), (PLAIN_NAME, ORDERED_NAME)]
+            chosen = names[seed % 4]
+            items = bench.items(x, chosen, client=f"client {number % 3}", priority=seed % 2)
+            told = bench.submit(items)
+            if seed % 7 == 0:
+                await asyncio.sleep(0)
+                bench.batcher.cancel(items)
+                continue
+            for name, outcome in zip(chosen, await told, strict=True):
+                check(outcome, x, name)
+            answered += 1
+
+    await asyncio.gather(*map(client, range(20)))
+    await bench.all_left()
+    assert answered > 450
+    assert bench.slab.used_bytes == 0
