@@ -16,9 +16,10 @@ RUN apt-get update && apt-get install -y --no-install-recommends g++ python3-ven
 WORKDIR /source
 COPY . .
 RUN python3 -m venv /build \
-    && /build/bin/pip install --no-cache-dir --no-deps "$(grep '^ninja==' constraints.txt)" -e . \
+    && /build/bin/pip install --no-cache-dir --require-hashes -r deploy/requirements/build.txt \
+    && /build/bin/pip install --no-cache-dir --no-deps --no-build-isolation -e . \
     && /build/bin/python -m qlinear_service.kernels.build --cpu \
-    && /build/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+    && /build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels .
 
 FROM ${CUDA_BUILDER} AS cuda-wheel
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
@@ -29,10 +30,11 @@ WORKDIR /source
 COPY . .
 # Machine code for every architecture of ours; needs no GPU.
 RUN python3 -m venv /build \
-    && /build/bin/pip install --no-cache-dir --no-deps "$(grep '^ninja==' constraints.txt)" -e . \
+    && /build/bin/pip install --no-cache-dir --require-hashes -r deploy/requirements/build.txt \
+    && /build/bin/pip install --no-cache-dir --no-deps --no-build-isolation -e . \
     && /build/bin/python -m qlinear_service.kernels.build --cpu \
     && /build/bin/python -m qlinear_service.kernels.build --cuda --prebuilt \
-    && /build/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+    && /build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels .
 
 # No compiler from here on.
 FROM ${RUNTIME} AS runtime
@@ -70,32 +72,31 @@ SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates python3-venv \
     && rm -rf /var/lib/apt/lists/* \
     && python3 -m venv /opt/qlinear && python3 -m venv /sbom
-ARG SBOM_TOOL=cyclonedx-bom==7.5.0
-RUN /sbom/bin/pip install --no-cache-dir "${SBOM_TOOL}"
-# torch comes alone and first, each target its own build; its CUDA packages are pinned by itself.
-COPY constraints.txt /tmp/all.txt
-RUN grep -vE '^(torch==|nvidia-(cuda|nvvm))' /tmp/all.txt > /tmp/constraints.txt
+# What is installed is locked, with hashes (deploy/requirements); then pip goes, too.
+COPY deploy/requirements /requirements
+RUN /sbom/bin/pip install --no-cache-dir --require-hashes -r /requirements/sbom.txt
 
 FROM environment AS cpu-environment
 ARG CPU_TORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN /opt/qlinear/bin/pip install --no-cache-dir --no-deps --index-url "${CPU_TORCH_INDEX}" \
-    "$(grep '^torch==' /tmp/all.txt)"
+RUN /opt/qlinear/bin/pip install --no-cache-dir --no-deps --require-hashes \
+    --index-url "${CPU_TORCH_INDEX}" -r /requirements/cpu-torch.txt \
+    && /opt/qlinear/bin/pip install --no-cache-dir --no-deps --require-hashes -r /requirements/cpu.txt
 COPY --from=cpu-wheel /wheels /wheels
 ARG VERSION
-RUN wheel="$(echo /wheels/qlinear-"${VERSION}"*.whl)" \
-    && /opt/qlinear/bin/pip install --no-cache-dir -c /tmp/constraints.txt "${wheel}[server,tracing]" \
+RUN /opt/qlinear/bin/pip install --no-index --no-deps /wheels/qlinear-"${VERSION}"*.whl \
+    && /opt/qlinear/bin/pip check \
+    && /opt/qlinear/bin/pip uninstall --yes pip \
+    && cp /requirements/licences.md /opt/qlinear/ \
     && /sbom/bin/cyclonedx-py environment -o /opt/qlinear/sbom.cdx.json /opt/qlinear/bin/python
 
 FROM environment AS gpu-environment
-# The newest torch on PyPI that is built for CUDA 12, so that hosts with older drivers can run it.
-ARG GPU_TORCH=torch==2.10.0
-ARG GPU_TORCH_INDEX=https://pypi.org/simple
-RUN /opt/qlinear/bin/pip install --no-cache-dir --no-deps --index-url "${GPU_TORCH_INDEX}" \
-    "${GPU_TORCH}"
+RUN /opt/qlinear/bin/pip install --no-cache-dir --no-deps --require-hashes -r /requirements/gpu.txt
 COPY --from=cuda-wheel /wheels /wheels
 ARG VERSION
-RUN wheel="$(echo /wheels/qlinear-"${VERSION}"*.whl)" \
-    && /opt/qlinear/bin/pip install --no-cache-dir -c /tmp/constraints.txt "${wheel}[server,tracing]" \
+RUN /opt/qlinear/bin/pip install --no-index --no-deps /wheels/qlinear-"${VERSION}"*.whl \
+    && /opt/qlinear/bin/pip check \
+    && /opt/qlinear/bin/pip uninstall --yes pip \
+    && cp /requirements/licences.md /opt/qlinear/ \
     && /sbom/bin/cyclonedx-py environment -o /opt/qlinear/sbom.cdx.json /opt/qlinear/bin/python
 
 FROM runtime AS cpu

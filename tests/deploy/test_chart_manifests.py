@@ -11,6 +11,7 @@ import pytest
 import yaml
 from helm_chart import CHART, CLAIM, VALUES, manifests, only, render, services
 
+ENVOY = CHART.parents[1] / "envoy/kubernetes.yaml"
 VERSIONS = ("1.30", "1.37")
 """The oldest Kubernetes that Chart.yaml allows, and the newest with schemas."""
 
@@ -34,6 +35,19 @@ def test_every_manifest_is_valid(name: str, version: str) -> None:
             custom_resources.validate(manifest)
         else:
             kubernetes_validate.validate(manifest, version, strict=True)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_manifests_of_envoy_are_valid_and_fit_each_other(version: str) -> None:
+    deployment, service, budget = yaml.safe_load_all(ENVOY.read_text())
+    for manifest in (deployment, service, budget):
+        kubernetes_validate.validate(manifest, version, strict=True)
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    selectors = [deployment["spec"]["selector"]["matchLabels"], service["spec"]["selector"]]
+    assert [*selectors, budget["spec"]["selector"]["matchLabels"]] == [labels] * 3
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    (port,) = container["ports"]
+    assert port["containerPort"] == service["spec"]["ports"][0]["port"] == 50051
 
 
 def test_the_schemas_are_strict() -> None:

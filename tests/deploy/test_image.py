@@ -1,51 +1,32 @@
 """The image of the CPU target for real: built, run locked down, called, probed, stopped."""
 
-import contextlib
 import json
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 
 import pytest
-from image_tools import VERSION, build, engine, locked_down
-from source_tree import ROOT
+from image_locks import REQUIREMENTS, normal, pins
+from image_tools import MODELS, VERSION, answers_are_right, free_port, locked_down
 
 from qlinear_client import Client
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-MODEL = ROOT / "examples/models"
 START_SECONDS = 120
 
 
 @pytest.fixture(scope="module")
-def name() -> str:
-    return engine()
-
-
-@pytest.fixture(scope="module")
-def image(name: str) -> str:
-    return build(name)
-
-
-@pytest.fixture(scope="module")
-def served(name: str, image: str) -> Iterator[tuple[str, str]]:
+def served(engine: str, image: str) -> Iterator[tuple[str, str]]:
     """A container that serves the sample model, read-only; its id and its address."""
-    port = _free_port()
-    words = [name, "run", "--detach", *locked_down(MODEL)]
+    port = free_port()
+    words = [engine, "run", "--detach", *locked_down(MODELS)]
     words += ["--env", f"QLINEAR_PORT={port}", "--env", "QLINEAR_METRICS_PORT=-1", image]
     container = subprocess.check_output(words, text=True).split()[-1]
     try:
         yield container, f"127.0.0.1:{port}"
     finally:
-        subprocess.run([name, "rm", "--force", container], capture_output=True, check=True)
-
-
-def _free_port() -> int:
-    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as free:
-        return int(free.getsockname()[1])
+        subprocess.run([engine, "rm", "--force", container], capture_output=True, check=True)
 
 
 def _inside(name: str, container: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -62,23 +43,6 @@ def _until_ready(name: str, container: str) -> None:
     assert asked.stdout.endswith(": SERVING\n")
 
 
-def _answers_are_right(address: str) -> None:
-    """Compare answers with the exact ones from the files; none may fail."""
-    command = [
-        sys.executable,
-        "-m",
-        "qlinear_service",
-        "load",
-        "--target",
-        address,
-        "--rows",
-        "1,16",
-    ]
-    command += ["--duration", "2", "--check", str(MODEL), "--fail-on-error"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def _probe(name: str, container: str) -> list[str]:
     (found,) = json.loads(subprocess.check_output([name, "inspect", container]))
     test = found["Config"]["Healthcheck"]["Test"]
@@ -87,31 +51,44 @@ def _probe(name: str, container: str) -> list[str]:
 
 
 def test_it_serves_as_nobody_from_a_read_only_root_and_ends_when_told(
-    name: str, served: tuple[str, str]
+    engine: str, served: tuple[str, str]
 ) -> None:
     container, address = served
-    _until_ready(name, container)
+    _until_ready(engine, container)
     with Client(address) as client:
         assert client.server_info().version == VERSION
-    _answers_are_right(address)
-    assert _inside(name, container, "id", "-u").stdout == "10001\n"
-    refused = _inside(name, container, "touch", "/opt/qlinear/new")
+    answers_are_right(address)
+    assert _inside(engine, container, "id", "-u").stdout == "10001\n"
+    refused = _inside(engine, container, "touch", "/opt/qlinear/new")
     assert "Read-only file system" in refused.stderr
-    said = subprocess.run([name, "logs", container], capture_output=True, text=True)
+    said = subprocess.run([engine, "logs", container], capture_output=True, text=True)
     assert " event=kernels name=cpu " in said.stderr + said.stdout  # not plain torch
 
-    subprocess.run([name, "stop", "--time", "40", container], check=True, capture_output=True)
-    (found,) = json.loads(subprocess.check_output([name, "inspect", container]))
+    subprocess.run([engine, "stop", "--time", "40", container], check=True, capture_output=True)
+    (found,) = json.loads(subprocess.check_output([engine, "inspect", container]))
     assert found["State"]["ExitCode"] == 0
 
 
-def test_it_has_no_compiler_and_says_what_it_is(name: str, image: str) -> None:
-    script = "command -v gcc g++ cc nvcc; test -s /opt/qlinear/sbom.cdx.json && qlinear --version"
-    run = [name, "run", "--rm", "--network", "none", "--entrypoint", "/bin/sh", image, "-c", script]
-    done = subprocess.run(run, capture_output=True, text=True, check=True)
-    assert done.stdout == f"qlinear {VERSION}\n"
+def _shell(engine: str, image: str, script: str) -> str:
+    run = [engine, "run", "--rm", "--network", "none", "--entrypoint", "/bin/sh", image, "-c"]
+    return subprocess.run([*run, script], capture_output=True, text=True, check=True).stdout
 
-    (found,) = json.loads(subprocess.check_output([name, "image", "inspect", image]))
+
+def test_it_has_no_compiler_and_says_what_it_is(engine: str, image: str) -> None:
+    script = "command -v gcc g++ cc nvcc pip; qlinear --version"
+    assert _shell(engine, image, script) == f"qlinear {VERSION}\n"
+
+    (found,) = json.loads(subprocess.check_output([engine, "image", "inspect", image]))
     labels = found["Config"]["Labels"]
     assert labels["org.opencontainers.image.version"] == VERSION
     assert found["Config"]["User"] == "10001:10001"
+
+
+def test_it_has_what_is_locked_and_nothing_else_and_lists_it(engine: str, image: str) -> None:
+    bill = json.loads(_shell(engine, image, "cat /opt/qlinear/sbom.cdx.json"))
+    has = {normal(one["name"]): one["version"] for one in bill["components"]}
+    assert has.pop("qlinear") == VERSION
+    locked = pins("cpu") | pins("cpu-torch")
+    assert has == locked
+    listed = _shell(engine, image, "cat /opt/qlinear/licences.md")
+    assert listed == (REQUIREMENTS / "licences.md").read_text()

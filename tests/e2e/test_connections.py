@@ -14,8 +14,8 @@ from running_server import K, Running, Start, assert_close, quick_config
 
 from qlinear_client import AsyncClient, Unavailable, _config
 from qlinear_service import server as server_module
-from qlinear_service.channel import channel_options
-from qlinear_service.config import LimitsConfig
+from qlinear_service.channel import channel_options, max_stream_seconds
+from qlinear_service.config import ServerConfig, ServiceConfig
 
 X = torch.ones(2, K).half()
 PING_INTERVAL = "grpc.http2.min_ping_interval_without_data_ms"
@@ -26,8 +26,8 @@ ACK = 1
 def options_with(monkeypatch: pytest.MonkeyPatch, **scaled: float) -> None:
     """Have servers open with the project's own options, some of them multiplied."""
 
-    def changed(limits: LimitsConfig) -> list[tuple[str, object]]:
-        options = dict(channel_options(limits))
+    def changed(config: ServiceConfig) -> list[tuple[str, object]]:
+        options = dict(channel_options(config))
         for name, factor in scaled.items():
             options[name] = round(options[name] * factor)
         return list(options.items())
@@ -38,9 +38,23 @@ def options_with(monkeypatch: pytest.MonkeyPatch, **scaled: float) -> None:
 def test_grpc_knows_every_option_that_is_set() -> None:
     """It ignores a name that it does not know, without a word."""
     library = Path(cygrpc.__file__).read_bytes()
-    options = [*channel_options(LimitsConfig()), *_config.channel_options(1 << 20)]
+    options = [*channel_options(ServiceConfig()), *_config.channel_options(1 << 20)]
     unknown = [name for name, _ in options if name.encode() + b"\0" not in library]
     assert not unknown
+
+
+@pytest.mark.parametrize("seconds", [0.1, 2.0, 300.0])
+def test_connections_live_as_long_as_asked_and_streams_are_never_cut_off(seconds: float) -> None:
+    config = ServiceConfig(server=ServerConfig(max_connection_seconds=seconds))
+    ages = set()
+    for _ in range(20):
+        options = dict(channel_options(config))
+        ages.add(options["grpc.max_connection_age_ms"])
+        assert options["grpc.max_connection_age_grace_ms"] >= 1000 * max_stream_seconds(seconds)
+    assert min(ages) >= 900 * seconds
+    assert max(ages) <= 1100 * seconds
+    assert len(ages) > 1  # not all clients look for new servers at once
+    assert max_stream_seconds(seconds) < 0.9 * seconds
 
 
 def frame(kind: int, flags: int = 0, payload: bytes = b"") -> bytes:
@@ -91,13 +105,9 @@ async def test_a_client_that_floods_with_pings_is_not_kept(running: Running) -> 
 
 
 @pytest.mark.parametrize("transport", ["stream", "unary"])
-async def test_connections_that_end_of_age_lose_nothing(
-    start: Start, monkeypatch: pytest.MonkeyPatch, transport: str
-) -> None:
+async def test_connections_that_end_of_age_lose_nothing(start: Start, transport: str) -> None:
     """A thousand times as fast: each lives 0.3 s, and its streams 0.24 s."""
-    options_with(monkeypatch, **{"grpc.max_connection_age_ms": 0.001})
-    monkeypatch.setattr(server_module, "MAX_STREAM_AGE_SECONDS", 0.24)
-    running = await start()
+    running = await start(server_config=replace(quick_config().server, max_connection_seconds=0.3))
     expected = running.expected("one/up", X)
     target = f"127.0.0.1:{running.port}"
     async with AsyncClient(target, transport=transport, max_retries=0) as client:

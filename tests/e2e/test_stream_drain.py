@@ -12,7 +12,6 @@ from running_server import WAIT_SECONDS, K, Start, assert_close, quick_config
 from stream_peer import open_stream, slab_of, until
 
 from qlinear_client import AsyncClient
-from qlinear_service import server as server_module
 
 Code = grpc.StatusCode
 X = torch.ones(2, K).half()
@@ -98,12 +97,9 @@ async def test_what_outlives_the_grace_gets_unavailable(start: Start) -> None:
     assert not await drain  # the computation itself did not end in time
 
 
-async def test_an_old_stream_is_asked_to_move_on(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_old_stream_is_asked_to_move_on(start: Start) -> None:
     """Connections have an age, and end without cutting off anything."""
-    monkeypatch.setattr(server_module, "MAX_STREAM_AGE_SECONDS", 0.2)
-    running = await start()
+    running = await start(server_config=replace(quick_config().server, max_connection_seconds=0.25))
     peer = open_stream(running)
     running.kernels.gate.clear()
     await peer.send(1, "one/up", X)
@@ -116,11 +112,8 @@ async def test_an_old_stream_is_asked_to_move_on(
     await running.lives_on()
 
 
-async def test_a_client_never_notices_that_its_streams_end(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server_module, "MAX_STREAM_AGE_SECONDS", 0.1)
-    running = await start()
+async def test_a_client_never_notices_that_its_streams_end(start: Start) -> None:
+    running = await start(server_config=replace(quick_config().server, max_connection_seconds=0.12))
     expected = running.expected("one/up", X)
     async with AsyncClient(
         f"127.0.0.1:{running.port}", transport="stream", max_retries=0

@@ -30,7 +30,8 @@ FLOORS: list[set[str]] = [
     | {"kernels.architectures", "kernels.driver", "kernels.nvcc"}
     | {"kernels.ninja", "kernels.library_cache"},
     {"config", "config_fields", "config_sources", "layers", "kernels.torch_types", "tracing"}
-    | {"config_kernels", "config_tracing", "metrics", "metric_calls", "metric_series"}
+    | {"config_kernels", "config_server", "config_tracing"}
+    | {"metrics", "metric_calls", "metric_series"}
     | {"measured", "metric_families", "bandwidth", "roofline", "cost"}
     | {"scheduling", "fairness"},
     {"kernels"},

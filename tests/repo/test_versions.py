@@ -9,6 +9,8 @@ from source_tree import CLIENT, ROOT, SERVICE, python_files
 
 import qlinear_client
 import qlinear_service
+from qlinear.v1 import linear_pb2 as pb
+from qlinear_service.kernels import layout
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 VERSION = PROJECT["version"]
@@ -75,3 +77,9 @@ def test_generated_modules_load_on_the_oldest_versions_that_are_allowed() -> Non
     )
     assert made is not None
     assert tuple(map(int, made[1].split("."))) <= oldest["grpcio"]
+
+
+def test_the_page_of_upgrades_names_the_versions_of_now() -> None:
+    page = (ROOT / "docs/upgrades.md").read_text()
+    assert f"layout version {layout.VERSION} (" in page
+    assert f"`{pb.DESCRIPTOR.package}`" in page
