@@ -99,10 +99,10 @@ LaunchGuard::LaunchGuard(const ql_cuda_launch& launch, const char* operation, in
   }
   int current = -1;
   status_ = check(cudaGetDevice(&current));
-  if (status_ == QL_OK && current != launch.device) {
-    status_ = check(cudaSetDevice(launch.device));
-    if (status_ == QL_OK) previous_ = current;
-  }
+  // Also where it is the current one: a thread that has called nothing yet has no context, and the
+  // driver, which is asked for maps, does not make one as the runtime does.
+  if (status_ == QL_OK) status_ = check(cudaSetDevice(launch.device));
+  if (status_ == QL_OK && current != launch.device) previous_ = current;
 }
 
 int LaunchGuard::begin() {
