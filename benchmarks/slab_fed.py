@@ -26,7 +26,13 @@ from slab_report import print_loads, print_native, print_ways
 from slab_ways import ROWS, compare
 
 from qlinear_service.batching import BatchKey, WorkItem
-from qlinear_service.config import KernelConfig, LimitsConfig, ServiceConfig
+from qlinear_service.config import (
+    NATIVE,
+    BatchingConfig,
+    KernelConfig,
+    LimitsConfig,
+    ServiceConfig,
+)
 from qlinear_service.dtypes import DType
 from qlinear_service.engine import WorkerThread
 from qlinear_service.errors import Overloaded
@@ -66,7 +72,10 @@ class Feed:
         limits = LimitsConfig(
             max_queue_rows=MOST_WAITING, max_request_rows=1, max_queue_age_seconds=60
         )
-        config = ServiceConfig(kernels=KernelConfig(device=device), limits=limits)
+        batching = BatchingConfig(dispatcher=NATIVE)
+        config = ServiceConfig(
+            kernels=KernelConfig(device=device), limits=limits, batching=batching
+        )
         (layer,) = loaded.registry
         k = layer.spec.k
         self.slot_bytes = 2 * max(k, layer.spec.n)

@@ -14,7 +14,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from qlinear_service.config import SMALLEST_SLOT_BYTES, KernelConfig, ServiceConfig
+from qlinear_service.config import (
+    NATIVE,
+    SMALLEST_SLOT_BYTES,
+    BatchingConfig,
+    KernelConfig,
+    ServiceConfig,
+)
 from qlinear_service.dispatch.abi import limits_of
 from qlinear_service.dtypes import DType
 from qlinear_service.engine import WorkerThread
@@ -122,7 +128,8 @@ class NativeFeed:
         spec = self._layer.spec
         self._slab = Slab(capacity_bytes=SLAB_BYTES, largest_bytes=1 << 22)
         self._worker = WorkerThread("engine")
-        config = ServiceConfig(kernels=KernelConfig(device="cuda:0"))
+        batching = BatchingConfig(dispatcher=NATIVE)
+        config = ServiceConfig(kernels=KernelConfig(device="cuda:0"), batching=batching)
         engine = new_runner(loaded, config, self._slab, self._worker)
         assert isinstance(engine, GpuEngine)
         most_rows = config.batching.max_batch_rows

@@ -21,6 +21,8 @@ from qlinear_service.config_tracing import TracingConfig
 __all__ = [
     "AUTO",
     "DEVICE_MODES",
+    "DISPATCHERS",
+    "NATIVE",
     "SMALLEST_SLOT_BYTES",
     "SPLIT",
     "TRANSFERS",
@@ -36,6 +38,10 @@ __all__ = [
 
 MIB = 1 << 20
 GIB = 1 << 30
+DISPATCHERS = ("python", "native")
+"""What may bring calls together for one GPU."""
+
+NATIVE = DISPATCHERS[1]
 MOST_ROWS = (1 << 31) - 1  # messages carry the rows of a batch in 32 bits
 MOST_MEMORY_BYTES = 1 << 46  # 64 TiB: more than any machine has, and far from overflow anywhere
 SMALLEST_SLOT_BYTES = 1024
@@ -139,10 +145,15 @@ class BatchingConfig(Group):
         minimum=1,
         maximum=MOST_ROWS,
     )
+    dispatcher: str = option(
+        "python",
+        "What brings calls together for one GPU: python; or native, threads without Python, which "
+        "no GPU has run yet.",
+    )
     max_batches_in_flight: int = option(
         0,
-        "Batches that a GPU has at a time: one is copied while another is computed; 0 means 3, or "
-        "2 for each of several GPUs.",
+        "Batches that a GPU has at a time: one is copied while another is computed; 0 means 2, or "
+        "3 with the native dispatcher.",
         minimum=0,
         maximum=16,
     )
@@ -160,6 +171,12 @@ class BatchingConfig(Group):
         minimum=0,
         maximum=86400,
     )
+
+    def __post_init__(self) -> None:
+        Group.__post_init__(self)
+        if self.dispatcher not in DISPATCHERS:
+            expected = ", ".join(DISPATCHERS)
+            raise OptionError("dispatcher", f"is {self.dispatcher!r}; expected {expected}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

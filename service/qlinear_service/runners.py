@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from qlinear_service.batcher import Batcher
 from qlinear_service.batching import WorkQueue
-from qlinear_service.config import ServiceConfig
+from qlinear_service.config import NATIVE, ServiceConfig
 from qlinear_service.dispatch.abi import limits_of
 from qlinear_service.dispatch.batcher import DispatchBatcher
 from qlinear_service.dispatch.queue import NativeQueue
@@ -66,8 +66,21 @@ def new_batching(
         OutOfDeviceMemory: the device has no room for the buffers of batches.
     """
     runner = new_runner(loaded, config, slab, worker)
-    if isinstance(runner, GpuEngine) and isinstance(loaded.gpu, CudaStreams):
+    is_native = config.batching.dispatcher == NATIVE
+    if is_native and isinstance(runner, GpuEngine) and isinstance(loaded.gpu, CudaStreams):
         return _dispatching(loaded, config, slab, runner, loaded.gpu, clock, metrics, tracer)
+    return _python_batching(loaded, config, slab, runner, clock, metrics, tracer)
+
+
+def _python_batching(
+    loaded: Loaded,
+    config: ServiceConfig,
+    slab: Slab,
+    runner: BatchRunner,
+    clock: Callable[[], float],
+    metrics: Metrics,
+    tracer: Tracer | None,
+) -> Batching:
     queue = new_queue(loaded, config)
     batcher = Batcher(
         queue=queue,
@@ -155,7 +168,8 @@ def new_runner(
         roofline = loaded.roofline if loaded.kernels.name == "cpu" else None
         engine = Engine(kernels=loaded.kernels, registry=registry, slab=slab, roofline=roofline)
         return CpuRunner(engine, worker)
-    is_direct = isinstance(loaded.gpu, CudaStreams) and not loaded.replicas
+    is_native = config.batching.dispatcher == NATIVE
+    is_direct = is_native and isinstance(loaded.gpu, CudaStreams) and not loaded.replicas
     stages = config.batching.max_batches_in_flight or (direct.STAGES if is_direct else STAGES)
     only = Replica(config.kernels.device, loaded.gpu, registry)
     engines: dict[str, BatchRunner] = {}

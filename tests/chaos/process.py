@@ -53,7 +53,7 @@ class Server:
         self._models = models
         self._folder = folder
         self._seed = seed
-        self._flags = flags
+        self._flags = flags if library is None else (*flags, "--dispatcher", "native")
         self._library = library
         self._process: subprocess.Popen[str] | None = None
         self.is_away = False

@@ -14,7 +14,7 @@ from gpu.problems import Form, Problem
 from gpu.running import rounded
 
 from qlinear_service.batching import BatchKey, WorkItem
-from qlinear_service.config import KernelConfig, ServiceConfig
+from qlinear_service.config import BatchingConfig, KernelConfig, ServiceConfig
 from qlinear_service.dispatch.batcher import DispatchBatcher
 from qlinear_service.dtypes import DType
 from qlinear_service.engine import WorkerThread
@@ -69,7 +69,10 @@ class Bench:
                 kernels=kernels,  # type: ignore[arg-type]
                 gpu=CudaStreams(kernels),
             ),
-            ServiceConfig(kernels=KernelConfig(device="cuda:0")),
+            ServiceConfig(
+                kernels=KernelConfig(device="cuda:0"),
+                batching=BatchingConfig(dispatcher="native"),
+            ),
             self.slab,
             self.worker,
             clock=self.clock,

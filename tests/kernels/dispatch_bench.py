@@ -54,7 +54,7 @@ class DispatchBench:
         self.released: list[int] = []
         config = ServiceConfig(
             kernels=KernelConfig(device="cuda:0"),
-            batching=BatchingConfig(**batching),
+            batching=BatchingConfig(dispatcher="native", **batching),
             limits=LimitsConfig(max_queue_age_seconds=age, max_request_rows=1000),
         )
         streams = CudaStreams(kernels)

@@ -1,6 +1,7 @@
 """A server over a device made of threads: what is counted, and what happens when it is lost."""
 
 import asyncio
+import time
 from typing import Any
 
 import grpc
@@ -13,9 +14,12 @@ from running_server import K, assert_close, decode, quick_config, small_layers
 
 from qlinear.v1 import linear_pb2 as pb
 from qlinear.v1 import linear_pb2_grpc as pb_grpc
+from qlinear_service import runners
 from qlinear_service import server as server_module
-from qlinear_service.config import BatchingConfig, KernelConfig
+from qlinear_service.config import BatchingConfig, KernelConfig, OptionError
 from qlinear_service.errors import OutOfDeviceMemory
+from qlinear_service.gpu.engine import GpuEngine
+from qlinear_service.gpu.streams import CudaStreams
 from qlinear_service.kernels import reference
 from qlinear_service.kernels.backends import TorchKernels
 from qlinear_service.layers import LayerRegistry
@@ -121,3 +125,24 @@ async def test_a_device_without_room_for_buffers_is_an_error_of_loading() -> Non
     with pytest.raises(OutOfDeviceMemory, match="no room for the buffers of 2 batches"):
         await server.load(lambda stop: loaded(gpu))
     assert await server.abandon()
+
+
+@pytest.mark.parametrize(("dispatcher", "chosen"), [("python", "batcher"), ("native", "native")])
+def test_the_native_dispatcher_is_for_who_asks(
+    dispatcher: str, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = object.__new__(GpuEngine)
+    monkeypatch.setattr(runners, "new_runner", lambda *_: engine)
+    monkeypatch.setattr(runners, "_dispatching", lambda *_: "native")
+    monkeypatch.setattr(runners, "_python_batching", lambda *_, **__: "batcher")
+    held: Any = loaded(object.__new__(CudaStreams))  # type: ignore[arg-type]
+    nothing: Any = None
+    found: Any = runners.new_batching(
+        held, config(dispatcher=dispatcher), nothing, nothing, clock=time.monotonic, metrics=nothing
+    )
+    assert found == chosen
+
+
+def test_an_unknown_dispatcher_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"dispatcher.*is 'both'; expected python, native"):
+        BatchingConfig(dispatcher="both")
