@@ -56,7 +56,7 @@ typedef struct ql_linear_params {
   int32_t threads;  // at most so many threads; 1 or more
   int32_t body;     // ql_cpu_body; ignored on a GPU
   // 1: no |scale * (code - zero)| is above 65504, so that kernels may round weights to fp16. Those
-  // of a GPU do, or to bf16, beside many rows of 16-bit results, if scales are of x's dtype.
+  // of a GPU do, or to bf16, beside many rows, if scales are of x's dtype and results no finer.
   int32_t weights_fit;
   int32_t reserved;  // 0
 } ql_linear_params;

@@ -111,7 +111,9 @@ int LaunchGuard::begin() {
 }
 
 LaunchGuard::~LaunchGuard() {
-  if (previous_ >= 0) cudaSetDevice(previous_);
+  // A thread that had used no device is taken back to the first one, which may be lost: no fault of
+  // this launch, nor of the next.
+  if (previous_ >= 0 && cudaSetDevice(previous_) != cudaSuccess) cudaGetLastError();
 }
 
 int LaunchGuard::finish(cudaError_t error) {

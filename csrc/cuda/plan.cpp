@@ -200,7 +200,8 @@ int check_problem(const ql_linear_params& params) {
 
 bool may_round(const ql_linear_params& params) {
   const int compute = compute_dtype(params);
-  return params.scale_dtype == compute && params.y_dtype != QL_F32 &&
+  const bool no_finer = params.y_dtype == QL_BF16 || params.y_dtype == compute;
+  return params.scale_dtype == compute && no_finer &&
          (compute == QL_BF16 || params.weights_fit != 0);
 }
 
@@ -244,8 +245,9 @@ const char* plan_fault(const ql_linear_params& params, const ql_cuda_device& dev
   }
   if (plan.warpgroups != 0 && !may_round(params) &&
       partition::fed_rounded(plan.token_blocks, fine_groups(params.group_size))) {
-    return "this kernel rounds weights to 16 bits; it needs 16-bit results, scales of x's dtype "
-           "and, for fp16, weights_fit";
+    return "this kernel rounds weights to x's 16 bits; it needs results no finer than those, "
+           "scales "
+           "of x's dtype and, for fp16, weights_fit";
   }
   if (plan.copy_warp != 0 && !has_copy_engine(device)) {
     return "this device has no copy engine; set copy_warp to 0";

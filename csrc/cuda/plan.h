@@ -34,8 +34,8 @@ ql_cuda_plan choose_plan(const ql_linear_params& params, const ql_cuda_device& d
 
 partition::Stripes stripes_of(const ql_linear_params& params, const ql_cuda_plan& plan);
 
-// Whether kernels may round weights to 16 bits: where that is as exact as the results will be, and
-// scales are of the dtype that is multiplied.
+// Whether kernels may round weights to 16 bits: where results are rounded as coarsely, and scales
+// are of the dtype that is multiplied.
 bool may_round(const ql_linear_params& params);
 
 // x's rows are multiplied in this dtype: their own, or what fp32 is rounded to.

@@ -37,9 +37,15 @@ class Registered {
     if (found != areas_.end()) {
       if (found->second.devices.erase(device) == 0) return QL_BAD_DEVICE;
       if (!found->second.devices.empty()) return QL_OK;
-      areas_.erase(found);
     }
-    return call();
+    const int status = call();
+    // What is still registered must be known, or it could never be registered again.
+    if (status == QL_OK && found != areas_.end()) {
+      areas_.erase(found);
+    } else if (found != areas_.end()) {
+      found->second.devices.insert(device);
+    }
+    return status;
   }
 
  private:

@@ -105,8 +105,8 @@ qlinear::cuda::Form form_of_plan(const ql_cuda_plan& plan) {
 
 // Weights may be rounded to x's 16 bits: results and scales have no more, and fp16 holds them all.
 bool rounding_allowed(const ql_linear_params& params) {
-  return params.x_dtype == params.scale_dtype && params.y_dtype != QL_F32 &&
-         (params.x_dtype == QL_BF16 || params.weights_fit == 1);
+  if (params.x_dtype != params.scale_dtype || params.y_dtype == QL_F32) return false;
+  return params.x_dtype == QL_BF16 ? params.y_dtype == QL_BF16 : params.weights_fit == 1;
 }
 
 // Tiles cover all rows and features, none is empty, and a lower one would not hold all rows.
@@ -244,8 +244,11 @@ void check_every_problem(int part, int parts) {
           for (const int64_t m : shapes::kRows) {
             params.m = m;
             params.x_dtype = m % 2 == 0 ? QL_F16 : QL_BF16;
+            if (params.scale_dtype != QL_F32) {
+              params.scale_dtype = m % 11 == 0 ? int{QL_F16} : params.x_dtype;
+            }
             params.weights_fit = m % 3 != 0;
-            params.y_dtype = m % 5 == 0 ? QL_F32 : QL_F16;
+            params.y_dtype = m % 5 == 0 ? QL_F32 : m % 7 < 3 ? QL_BF16 : QL_F16;
             check_plan(sections, params, device, 0, choose_plan(params, device, 0));
           }
           if (multiprocessors == shapes::kMultiprocessors[0] || multiprocessors == 132) {

@@ -94,6 +94,14 @@ def encoded(values: npt.NDArray[np.float32], dtype: int) -> Array:
     return values.astype(np.float16 if dtype == DType.F16 else np.float32)
 
 
+def rounded(values: npt.NDArray[np.float32], dtype: int) -> Array:
+    """Return results as the library stores them, bfloat16 as its bits."""
+    if dtype == DType.BF16:
+        bits = values.astype(np.float32).view(np.uint32)
+        return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    return values.astype(np.float16 if dtype == DType.F16 else np.float32)
+
+
 @cache
 def places(n: int, k: int, bits: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the byte and the shift of every code, [n, k]."""
@@ -124,7 +132,8 @@ def cases_of(kernel: Kernel) -> list[Case]:
             m=m, n=n, k=k, x_row_stride=k, y_row_stride=n + (3 if whole else 0), threads=1,
             group_size=kernel.group_size, bits=kernel.bits, compute_dtype=kernel.dtype,
             x_dtype=kernel.dtype, scale_dtype=kernel.dtype if kernel.rounds else scale_dtype,
-            y_dtype=DType.F16 if whole or kernel.rounds else DType.F32, bias_dtype=DType.BF16,
+            y_dtype=kernel.dtype if kernel.rounds else DType.F16 if whole else DType.F32,
+            bias_dtype=DType.BF16,
             weights_fit=1,
         )  # fmt: skip
         if whole and not kernel.marks and kernel.dtype == DType.F16:
@@ -162,9 +171,8 @@ def launch_and_compare(library: ctypes.CDLL, memory: Memory, case: Case) -> str:
     params.scales = memory.put(encoded(scales, params.scale_dtype))
     params.zeros = memory.put(zeros) if case.zeros else None
     params.bias = memory.put(encoded(bias, params.bias_dtype)) if case.bias else None
-    y = np.empty(
-        (m, params.y_row_stride), np.float16 if params.y_dtype == DType.F16 else np.float32
-    )
+    right = rounded(expected, params.y_dtype)
+    y = np.empty((m, params.y_row_stride), right.dtype)
     params.y = memory.take(y.nbytes - (params.y_row_stride - n) * y.itemsize)
     nbytes = library.ql_cuda_workspace_bytes()
     launch = CudaLaunch(device=0, workspace=memory.take(nbytes), workspace_bytes=nbytes)
@@ -179,7 +187,7 @@ def launch_and_compare(library: ctypes.CDLL, memory: Memory, case: Case) -> str:
     # Row by row: what lies between them is written by nobody.
     row_bytes = params.y_row_stride * y.itemsize
     got = np.stack([memory.get(params.y + i * row_bytes, y[0, :n]) for i in range(m)])
-    wrong = got != expected.astype(y.dtype)
+    wrong = got != right
     return f"{wrong.sum()} of {wrong.size} are wrong" if wrong.any() else ""
 
 

@@ -40,10 +40,12 @@ def test_results_in_float32_and_scales_of_another_dtype_are_not_rounded(
     kernels: RecordingKernels,
 ) -> None:
     problem = Problem(kernels.device, 4096, 4096)
-    assert not rounds_weights(kernels, problem, 200, DType.F16, DType.F32)
-    assert not rounds_weights(kernels, problem, 200, DType.BF16, DType.BF16)
+    assert not rounds_weights(kernels, problem, 500, DType.F16, DType.F32)
+    assert not rounds_weights(kernels, problem, 500, DType.BF16, DType.BF16)
     if kernels.info.major == 9:
-        assert rounds_weights(kernels, problem, 200, DType.F16, DType.F16)
+        assert rounds_weights(kernels, problem, 500, DType.F16, DType.F16)
+    finer = Problem(kernels.device, 4096, 4096, Form(scale_dtype=DType.BF16))
+    assert not rounds_weights(kernels, finer, 500, DType.BF16, DType.F16)
 
 
 def test_weights_that_float16_cannot_hold_are_not_rounded(kernels: RecordingKernels) -> None:
