@@ -132,7 +132,7 @@ class NativeFeed:
         config = ServiceConfig(kernels=KernelConfig(device="cuda:0"), batching=batching)
         engine = new_runner(loaded, config, self._slab, self._worker)
         assert isinstance(engine, GpuEngine)
-        most_rows = config.batching.max_batch_rows
+        most_rows = direct.rows_of_batches([self._layer], config.batching.max_batch_rows)
         self._direct = DirectEngine(
             engine=engine,
             streams=loaded.gpu,

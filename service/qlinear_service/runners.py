@@ -110,6 +110,7 @@ def _dispatching(
 ) -> Batching:
     batching, limits, layers = config.batching, config.limits, list(loaded.registry)
     names = [layer.spec.name for layer in layers]
+    most_rows = direct.rows_of_batches(layers, batching.max_batch_rows)
     try:
         device = DirectEngine(
             engine=engine,
@@ -118,8 +119,8 @@ def _dispatching(
             slab=slab,
             limits=limits_of(
                 names,
-                paces_of(loaded, batching.max_batch_rows),
-                max_batch_rows=batching.max_batch_rows,
+                paces_of(loaded, most_rows),
+                max_batch_rows=most_rows,
                 max_age_seconds=limits.max_queue_age_seconds,
                 max_wait_seconds=batching.max_wait_us / 1e6,
             ),

@@ -26,13 +26,16 @@ from qlinear_service.layers import QuantizedLinear
 from qlinear_service.results import BatchResult
 from qlinear_service.slots import Slab
 
-__all__ = ["STAGES", "DirectEngine"]
+__all__ = ["STAGES", "DirectEngine", "rows_of_batches"]
 
 STAGES = 3
 """Batches in flight unless told otherwise: one comes in, one is computed, one goes out."""
 
-MOST_X_BYTES, MOST_Y_BYTES = 16 << 20, 32 << 20
+MOST_X_BYTES, MOST_Y_BYTES = 64 << 20, 128 << 20
 """Of a batch that the dispatcher sends; larger ones are the engine's."""
+
+ITEM_BYTES = 2
+"""Of x and results, as far as room is made for them: float32 has it for half the rows."""
 
 TAUGHT_ROWS = 64
 """Batches of up to so many rows are known from the start, for x and results of a layer's own dtype;
@@ -41,6 +44,28 @@ others when they first come."""
 IDLE_SPIN_SECONDS = 100e-6
 """How long the dispatcher's thread looks for more before it sleeps, where it may spin at all: being
 woken takes it some 10 to 50 microseconds."""
+
+
+def _bytes_of_row(layers: Sequence[QuantizedLinear]) -> tuple[int, int]:
+    """Return what a row of x and one of the results take of any of these layers."""
+    specs = [layer.spec for layer in layers]
+    widest_x = max((row_stride(spec.k) for spec in specs), default=1)
+    widest_y = max((spec.n for spec in specs), default=1)
+    return ITEM_BYTES * widest_x, ITEM_BYTES * widest_y
+
+
+def rows_of_batches(layers: Sequence[QuantizedLinear], asked: int) -> int:
+    """Return the most rows of a batch, so that the dispatcher can send all that it forms itself.
+
+    With as many rows a product takes all but a few percent of the time for each that it takes with
+    more, and a batch that comes back to the engine costs far more than that.
+
+    Args:
+        layers: all of them.
+        asked: most rows that anybody wants.
+    """
+    x_bytes, y_bytes = _bytes_of_row(layers)
+    return max(1, min(asked, TABLE_ROWS, MOST_X_BYTES // x_bytes, MOST_Y_BYTES // y_bytes))
 
 
 class DirectEngine:
@@ -179,11 +204,10 @@ class DirectEngine:
 
     def _stage(self) -> DispatchStage:
         """Return the buffers of one batch in flight; they live as long as this."""
-        streams, specs = self._streams, [layer.spec for layer in self._direct.values()]
-        widest_x = max((row_stride(spec.k) for spec in specs), default=1)
-        widest_y = max((spec.n for spec in specs), default=1)
-        x_bytes = min(4 * TABLE_ROWS * widest_x, MOST_X_BYTES)
-        y_bytes = min(4 * TABLE_ROWS * widest_y, MOST_Y_BYTES)
+        streams = self._streams
+        x_row, y_row = _bytes_of_row(list(self._direct.values()))
+        x_bytes = min(TABLE_ROWS * x_row, MOST_X_BYTES)
+        y_bytes = min(TABLE_ROWS * y_row, MOST_Y_BYTES)
         x, y = streams.device_memory(x_bytes), streams.device_memory(y_bytes)
         table, marks = streams.host_memory(TABLE_BYTES), streams.new_marks()
         self._memory += (x, y, table, marks)
