@@ -73,7 +73,7 @@ def pair_seconds(kernels: CudaKernels, rows: torch.cuda.Stream, stream: torch.cu
         hidden: list[float] = []
         exposed: list[float] = []
         for _ in range(PAIRS):
-            arrived = torch.cuda.Event()
+            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             for _ in range(BUSY_READS):
                 kernels.occupy(busy, rows)
@@ -84,7 +84,7 @@ def pair_seconds(kernels: CudaKernels, rows: torch.cuda.Stream, stream: torch.cu
                 kernels.linear(layer, x, DType.F16, out=y, stream=stream)
             after.record(stream)
             # What had begun before all was asked for may have waited for the host.
-            times = exposed if before.query() else hidden
+            times = exposed if before.query() else hidden  # type: ignore[no-untyped-call]
             kernels.wait(stream)
             times.append(before.elapsed_time(after) / 1e3)
         return float(statistics.median(hidden or exposed))
