@@ -239,6 +239,10 @@ __device__ __forceinline__ void load_matrices(uint32_t (&out)[4], uint32_t from)
                : "memory");
 }
 
+// Has a register hold this value: the compiler does not work it out again where it is used.
+__device__ __forceinline__ void keep(uint32_t& value) { asm volatile("" : "+r"(value)); }
+__device__ __forceinline__ void keep(float& value) { asm volatile("" : "+f"(value)); }
+
 // (a & mask) | bits in one instruction.
 __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t mask, uint32_t bits) {
   uint32_t result;
