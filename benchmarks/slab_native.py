@@ -48,21 +48,29 @@ class Variant(NamedTuple):
     """Multiprocessors that products leave alone."""
     urgent_rows: bool = False
     """Kernels that move rows go first."""
+    blocks: int | None = None
+    """Of those kernels, both together, unless a batch is alone; 0: as many as they take; None: as
+    many as multiprocessors are left to them."""
 
     @classmethod
     def read(cls, text: str) -> "Variant":
-        """Return what "STAGES", "STAGES:SPARE" or "STAGES:SPARE:urgent" says."""
-        stages, _, more = text.partition(":")
-        spare, _, urgent = more.partition(":")
-        if urgent not in ("", "urgent"):
+        """Return what "STAGES[:SPARE][:urgent][:BLOCKS]" says."""
+        words = text.split(":")
+        urgent = "urgent" in words[1:]
+        numbers = [int(word) for word in words if word != "urgent" or not urgent]
+        made = cls(*numbers[:2], urgent_rows=urgent)
+        if len(numbers) == 3:
+            made = made._replace(blocks=numbers[2])
+        if len(numbers) > 3 or str(made) not in (text, f"{text}:0"):
             raise ValueError(text)
-        return cls(int(stages), int(spare or 0), urgent == "urgent")
+        return made
 
     def __str__(self) -> str:
-        return f"{self.stages}:{self.spare}" + ":urgent" * self.urgent_rows
+        blocks = "" if self.blocks is None else f":{self.blocks}"
+        return f"{self.stages}:{self.spare}" + ":urgent" * self.urgent_rows + blocks
 
 
-STANDARD = Variant(direct.STAGES)
+STANDARD = Variant(direct.STAGES, direct.SPARE)
 """What the server does."""
 
 
@@ -146,6 +154,7 @@ class NativeFeed:
             ),
             most_running=variant.stages,
             spare=variant.spare,
+            row_blocks=variant.blocks,
         )
         self._direct.teach(self._layer, DType.F16, DType.F16)
         self._gpu = loaded.gpu

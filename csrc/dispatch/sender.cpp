@@ -1,6 +1,8 @@
 // See gpu/express.py, which does the same for batches that Python sends.
 #include "dispatch/sender.h"
 
+#include <algorithm>
+
 namespace qlinear::dispatch {
 namespace {
 
@@ -26,16 +28,15 @@ Sender::Sender(const ql_dispatch_options& options)
   }
 }
 
-void Sender::add_plan(int32_t form, int x_dtype, int y_dtype, int64_t rows,
-                      const ql_cuda_plan& plan) {
+void Sender::add_plans(int32_t form, int x_dtype, int y_dtype, int64_t rows, const Plans& plans) {
   if (rows < 1 || rows > options_.table_rows) return;
-  auto& plans = plans_[kind_of(form, x_dtype, y_dtype)];
-  plans.resize(static_cast<size_t>(options_.table_rows) + 1);
-  auto& place = plans[static_cast<size_t>(rows)];
-  if (place == nullptr) place = std::make_unique<ql_cuda_plan>(plan);  // else it may be in use
+  auto& of_kind = plans_[kind_of(form, x_dtype, y_dtype)];
+  of_kind.resize(static_cast<size_t>(options_.table_rows) + 1);
+  auto& place = of_kind[static_cast<size_t>(rows)];
+  if (place == nullptr) place = std::make_unique<Plans>(plans);  // else it may be in use
 }
 
-const ql_cuda_plan* Sender::plan_of(const Batch& batch) const {
+const Plans* Sender::plans_of(const Batch& batch) const {
   const ql_descriptor& item = batch.parts[0].item;
   const auto found = plans_.find(kind_of(layers_[item.layer].form, item.x_dtype, item.y_dtype));
   if (found == plans_.end()) return nullptr;
@@ -54,7 +55,7 @@ bool Sender::can_send(const Batch& batch) const {
   for (const Part& part : batch.parts) {
     if (part.rows != part.item.rows || !(part.item.flags & QL_RESULT_FITS)) return false;
   }
-  return plan_of(batch) != nullptr;
+  return plans_of(batch) != nullptr;
 }
 
 Stage* Sender::take_stage() {
@@ -99,9 +100,11 @@ void Sender::fill(const Batch& batch, Stage& stage, bool alone) const {
   product.y_row_stride = product.n;
   const auto count = static_cast<int64_t>(stage.parts.size());
   ql_cuda_batch& out = stage.batch = {};
+  const auto [x_blocks, y_blocks] = alone ? Blocks{} : blocks_of(product, first);
   out.product = &product;
-  out.x = {stage.parts.data(), memory.table, layer.permutation,    memory.x,      count,
-           batch.rows,         product.k,    product.x_row_stride, first.x_dtype, x_dtype};
+  out.x = {
+      stage.parts.data(), memory.table,         layer.permutation, memory.x, count,    batch.rows,
+      product.k,          product.x_row_stride, first.x_dtype,     x_dtype,  x_blocks, 0};
   out.y = {stage.parts.data(),
            memory.table + options_.table_rows,
            nullptr,
@@ -111,9 +114,12 @@ void Sender::fill(const Batch& batch, Stage& stage, bool alone) const {
            product.n,
            product.n,
            first.y_dtype,
-           first.y_dtype};
+           first.y_dtype,
+           y_blocks,
+           0};
   out.launch = options_.launch;
-  out.launch.plan = plan_of(batch);
+  const Plans& plans = *plans_of(batch);
+  out.launch.plan = alone ? &plans.alone : &plans.beside;
   out.launch.start_event = memory.kernel_start;
   out.launch.stop_event = memory.kernel_stop;
   out.in_start = memory.in_start;
@@ -123,6 +129,18 @@ void Sender::fill(const Batch& batch, Stage& stage, bool alone) const {
   out.out_stream = alone ? options_.launch.stream : options_.out_stream;
   out.in_stop = alone ? memory.kernel_start : memory.in_stop;
   out.out_start = alone ? memory.kernel_stop : memory.out_start;
+}
+
+// By the bytes that each moves: one of each may run at a time, and both have to do with what the
+// products leave.
+Sender::Blocks Sender::blocks_of(const ql_linear_params& product, const ql_descriptor& item) const {
+  const int64_t all = options_.row_blocks;
+  if (all == 0) return {};
+  const int64_t in = product.k * item_bytes(item.x_dtype);
+  const int64_t out = product.n * item_bytes(item.y_dtype);
+  const int64_t share = (all * in + (in + out) / 2) / (in + out);
+  const int64_t x = std::max<int64_t>(1, std::min(share, all - 1));
+  return {static_cast<int32_t>(x), static_cast<int32_t>(std::max<int64_t>(1, all - x))};
 }
 
 }  // namespace qlinear::dispatch

@@ -19,11 +19,16 @@ struct Stage {
   std::vector<ql_cuda_part> parts;
 };
 
+// How a product is cut: alone on the device, and beside kernels that move rows of other batches.
+struct Plans {
+  ql_cuda_plan alone, beside;
+};
+
 class Sender {
  public:
   explicit Sender(const ql_dispatch_options& options);
 
-  void add_plan(int32_t form, int x_dtype, int y_dtype, int64_t rows, const ql_cuda_plan& plan);
+  void add_plans(int32_t form, int x_dtype, int y_dtype, int64_t rows, const Plans& plans);
 
   // Whether the device can read and write all rows of a batch where they lie, and how is known.
   bool can_send(const Batch& batch) const;
@@ -41,14 +46,20 @@ class Sender {
   const char* error_text() const { return options_.error_text(); }
 
  private:
-  const ql_cuda_plan* plan_of(const Batch& batch) const;
+  // Most of the kernels that bring rows in and out; 0: as many as they take.
+  struct Blocks {
+    int32_t x, y;
+  };
+
+  const Plans* plans_of(const Batch& batch) const;
   void fill(const Batch& batch, Stage& stage, bool alone) const;
+  Blocks blocks_of(const ql_linear_params& product, const ql_descriptor& item) const;
 
   ql_dispatch_options options_;  // whose arrays are not looked at again
   std::vector<ql_dispatch_layer> layers_;
   std::vector<std::unique_ptr<Stage>> stages_;
   std::vector<Stage*> free_;
-  std::unordered_map<uint64_t, std::vector<std::unique_ptr<ql_cuda_plan>>> plans_;
+  std::unordered_map<uint64_t, std::vector<std::unique_ptr<Plans>>> plans_;
 };
 
 }  // namespace qlinear::dispatch

@@ -146,7 +146,7 @@ class DispatchOptions(ctypes.Structure):
         ("stages", ctypes.POINTER(DispatchStage)),
         *((name, ctypes.c_int32) for name in ("stages_count", "most_running", "most_chained")),
         *((name, ctypes.c_int32) for name in ("table_rows", "spins", "starts_lone", "done_fd")),
-        *(("reserved", ctypes.c_int32), ("idle_spin_seconds", ctypes.c_double)),
+        *(("row_blocks", ctypes.c_int32), ("idle_spin_seconds", ctypes.c_double)),
         *(("slab", ctypes.c_void_p), ("slot_unit_bytes", ctypes.c_int64)),
         *((name, ctypes.c_void_p) for name in ("in_stream", "out_stream")),
         ("launch", CudaLaunch),
@@ -185,7 +185,7 @@ DISPATCH_FUNCTIONS: Functions = {
         None,
         (
             *(_HANDLE, ctypes.c_int32, ctypes.c_int, ctypes.c_int, ctypes.c_int64),
-            ctypes.POINTER(CudaPlan),
+            *(ctypes.POINTER(CudaPlan),) * 2,
         ),
     ),
     "ql_dispatch_submit": (None, (_HANDLE, _ITEMS, ctypes.c_int64)),

@@ -21,6 +21,7 @@ from qlinear_service.gpu.stages import TABLE_BYTES
 from qlinear_service.gpu.streams import SHORTEST_NANOSECONDS, CudaStreams
 from qlinear_service.gpu.ways import TABLE_ROWS
 from qlinear_service.kernels.abi import LinearParams
+from qlinear_service.kernels.cuda import CudaKernels
 from qlinear_service.kernels.cuda_abi import CudaDevice, CudaPlan
 from qlinear_service.layers import QuantizedLinear
 from qlinear_service.results import BatchResult
@@ -40,6 +41,12 @@ ITEM_BYTES = 2
 TAUGHT_ROWS = 64
 """Batches of up to so many rows are known from the start, for x and results of a layer's own dtype;
 others when they first come."""
+
+SPARE = 8
+"""Multiprocessors that products leave to the kernels that move rows of other batches."""
+
+LEAST_TO_SPARE = 64
+"""A device with fewer multiprocessors leaves none."""
 
 IDLE_SPIN_SECONDS = 100e-6
 """How long the dispatcher's thread looks for more before it sleeps, where it may spin at all: being
@@ -78,8 +85,11 @@ class DirectEngine:
         slab: where activations lie.
         limits: of the dispatcher's queue.
         most_running: batches that may be with the GPU at a time.
-        spare: multiprocessors that products leave to the kernels that move rows, which otherwise
-            wait for the end of one. Not in batch-invariant mode: it would change bits.
+        spare: multiprocessors that products leave to the kernels that move rows of other batches,
+            which otherwise wait for the end of one; None: as suits the device. None are left in
+            batch-invariant mode, where it would change bits, nor where nothing else runs.
+        row_blocks: of those kernels, both together, so that they stay on these multiprocessors; 0:
+            as many as they take; None: one for each that products leave.
 
     Raises:
         BuildError: the library has no dispatcher.
@@ -95,10 +105,12 @@ class DirectEngine:
         slab: Slab,
         limits: QueueLimits,
         most_running: int,
-        spare: int = 0,
+        spare: int | None = None,
+        row_blocks: int | None = None,
     ) -> None:
         self._engine, self._streams = engine, streams
-        self._spare = 0 if streams.kernels.batch_invariant else spare
+        self._spare = _spare_of(streams.kernels, spare)
+        self._row_blocks = self._spare if row_blocks is None else row_blocks
         self._recovery: WorkerThread | None = None
         self._direct = {
             layer.spec.name: layer
@@ -164,7 +176,7 @@ class DirectEngine:
         )
         options.stages_count = options.most_running = most_running
         options.most_chained = self._engine.most_chained
-        options.table_rows = TABLE_ROWS
+        options.table_rows, options.row_blocks = TABLE_ROWS, self._row_blocks
         options.spins, options.starts_lone = streams.spins, True
         options.idle_spin_seconds = IDLE_SPIN_SECONDS
         options.slab, options.slot_unit_bytes = slab.address, SMALLEST_SLOT_BYTES
@@ -245,16 +257,17 @@ class DirectEngine:
             return
         self._taught.add(key)
         multiplied = layer.spec.compute_dtype if x_dtype is DType.F32 else x_dtype
-        plan = self._streams.kernels.plan(layer, rows, multiplied, y_dtype)
-        if self._spare:
-            self._leave_room(layer, rows, multiplied, y_dtype, plan)
-        self.native.plan(form, x_dtype, y_dtype, rows, plan)
+        alone = self._streams.kernels.plan(layer, rows, multiplied, y_dtype)
+        beside = alone
+        if self._spare and alone.ctas > self._streams.kernels.info.sm_count - self._spare:
+            beside = self._plan_beside(layer, rows, multiplied, y_dtype)
+        self.native.plan(form, x_dtype, y_dtype, rows, alone, beside)
 
-    def _leave_room(
-        self, layer: QuantizedLinear, rows: int, x_dtype: DType, y_dtype: DType, plan: CudaPlan
-    ) -> None:
-        """Make `plan` the planner's for fewer multiprocessors than there are."""
-        kernels = self._streams.kernels
+    def _plan_beside(
+        self, layer: QuantizedLinear, rows: int, x_dtype: DType, y_dtype: DType
+    ) -> CudaPlan:
+        """Return the planner's plan for fewer multiprocessors than there are."""
+        kernels, plan = self._streams.kernels, CudaPlan()
         params = LinearParams.from_buffer_copy(kernels.known.of(layer, kernels.device).params)
         params.m, params.x_dtype, params.y_dtype = rows, x_dtype, y_dtype
         params.x_row_stride, params.y_row_stride = params.k, params.n
@@ -262,3 +275,13 @@ class DirectEngine:
         fewer.sm_count -= self._spare
         status = kernels.library.ql_cuda_plan_linear(params, fewer, kernels.runtime.flags, plan)
         kernels.runtime.check(status, f"plan m={rows} {layer.spec.shape}")
+        return plan
+
+
+def _spare_of(kernels: CudaKernels, asked: int | None) -> int:
+    """Return how many multiprocessors products leave alone."""
+    if kernels.batch_invariant:
+        return 0
+    if asked is None:
+        return SPARE if kernels.info.sm_count >= LEAST_TO_SPARE else 0
+    return asked
