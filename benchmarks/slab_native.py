@@ -6,6 +6,7 @@ completions is not: feeder.cpp, compiled here, in a thread of its own.
 
 import ctypes
 import dataclasses
+import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -55,15 +56,11 @@ class Variant(NamedTuple):
     @classmethod
     def read(cls, text: str) -> "Variant":
         """Return what "STAGES[:SPARE][:urgent][:BLOCKS]" says."""
-        words = text.split(":")
-        urgent = "urgent" in words[1:]
-        numbers = [int(word) for word in words if word != "urgent" or not urgent]
-        made = cls(*numbers[:2], urgent_rows=urgent)
-        if len(numbers) == 3:
-            made = made._replace(blocks=numbers[2])
-        if len(numbers) > 3 or str(made) not in (text, f"{text}:0"):
-            raise ValueError(text)
-        return made
+        found = re.fullmatch(r"(\d+)(?::(\d+))?(:urgent)?(?::(\d+))?", text)
+        if found is None:
+            raise ValueError(f"{text!r} is no variant; expected STAGES[:SPARE][:urgent][:BLOCKS]")
+        stages, spare, urgent, blocks = found.groups()
+        return cls(int(stages), int(spare or 0), urgent is not None, blocks and int(blocks))
 
     def __str__(self) -> str:
         blocks = "" if self.blocks is None else f":{self.blocks}"
@@ -138,7 +135,8 @@ class NativeFeed:
         self._worker = WorkerThread("engine")
         batching = BatchingConfig(dispatcher=NATIVE)
         config = ServiceConfig(kernels=KernelConfig(device="cuda:0"), batching=batching)
-        engine = new_runner(loaded, config, self._slab, self._worker)
+        stages = variant.stages
+        engine = new_runner(loaded, config, self._slab, self._worker, stages=stages)
         assert isinstance(engine, GpuEngine)
         most_rows = direct.rows_of_batches([self._layer], config.batching.max_batch_rows)
         self._direct = DirectEngine(
