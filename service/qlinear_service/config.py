@@ -39,7 +39,8 @@ __all__ = [
 
 MIB = 1 << 20
 GIB = 1 << 30
-PYTHON, NATIVE = "python", "native"
+PYTHON = "python"
+NATIVE = "native"
 DISPATCHERS = (AUTO, PYTHON, NATIVE)
 """What may bring calls together for one GPU."""
 
