@@ -154,10 +154,9 @@ ql_dispatch* ql_dispatch_new(const ql_dispatch_options* options);
 int ql_dispatch_stop(ql_dispatch* dispatch, double seconds);
 void ql_dispatch_free(ql_dispatch* dispatch);  // after a stop
 
-// How products of so many rows of layers of a form are cut: that of a batch that has the device to
-// itself, and one beside the rows of others.
+// How products of so many rows of layers of a form are cut.
 void ql_dispatch_plan(ql_dispatch* dispatch, int32_t form, int x_dtype, int y_dtype, int64_t rows,
-                      const ql_cuda_plan* alone, const ql_cuda_plan* beside);
+                      const ql_cuda_plan* plan);
 
 // Hands in the items of whole calls. The producer alone.
 void ql_dispatch_submit(ql_dispatch* dispatch, const ql_descriptor* items, int64_t count);

@@ -131,9 +131,10 @@ void Core::host_done(uint64_t number) {
   wake();
 }
 
-void Core::add_plans(int32_t form, int x_dtype, int y_dtype, int64_t rows, const Plans& plans) {
+void Core::add_plan(int32_t form, int x_dtype, int y_dtype, int64_t rows,
+                    const ql_cuda_plan& plan) {
   const Lock lock(mutex_);
-  sender_.add_plans(form, x_dtype, y_dtype, rows, plans);
+  sender_.add_plan(form, x_dtype, y_dtype, rows, plan);
 }
 
 const char* Core::error_text() {

@@ -34,7 +34,7 @@ class Core {
   bool cancel(uint64_t sequence);  // true: nothing will touch the slot again
   bool has_begun(uint64_t sequence);
   void host_done(uint64_t number);
-  void add_plans(int32_t form, int x_dtype, int y_dtype, int64_t rows, const Plans& plans);
+  void add_plan(int32_t form, int x_dtype, int y_dtype, int64_t rows, const ql_cuda_plan& plan);
   const int64_t* rows_left() const { return reinterpret_cast<const int64_t*>(rows_left_.data()); }
   double oldest() const { return oldest_.load(std::memory_order_acquire); }
   const char* error_text();

@@ -28,8 +28,8 @@ int ql_dispatch_stop(ql_dispatch* dispatch, double seconds) { return dispatch->c
 void ql_dispatch_free(ql_dispatch* dispatch) { delete dispatch; }
 
 void ql_dispatch_plan(ql_dispatch* dispatch, int32_t form, int x_dtype, int y_dtype, int64_t rows,
-                      const ql_cuda_plan* alone, const ql_cuda_plan* beside) {
-  dispatch->core.add_plans(form, x_dtype, y_dtype, rows, {*alone, *beside});
+                      const ql_cuda_plan* plan) {
+  dispatch->core.add_plan(form, x_dtype, y_dtype, rows, *plan);
 }
 
 void ql_dispatch_submit(ql_dispatch* dispatch, const ql_descriptor* items, int64_t count) {

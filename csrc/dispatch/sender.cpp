@@ -28,15 +28,16 @@ Sender::Sender(const ql_dispatch_options& options)
   }
 }
 
-void Sender::add_plans(int32_t form, int x_dtype, int y_dtype, int64_t rows, const Plans& plans) {
+void Sender::add_plan(int32_t form, int x_dtype, int y_dtype, int64_t rows,
+                      const ql_cuda_plan& plan) {
   if (rows < 1 || rows > options_.table_rows) return;
-  auto& of_kind = plans_[kind_of(form, x_dtype, y_dtype)];
-  of_kind.resize(static_cast<size_t>(options_.table_rows) + 1);
-  auto& place = of_kind[static_cast<size_t>(rows)];
-  if (place == nullptr) place = std::make_unique<Plans>(plans);  // else it may be in use
+  auto& plans = plans_[kind_of(form, x_dtype, y_dtype)];
+  plans.resize(static_cast<size_t>(options_.table_rows) + 1);
+  auto& place = plans[static_cast<size_t>(rows)];
+  if (place == nullptr) place = std::make_unique<ql_cuda_plan>(plan);  // else it may be in use
 }
 
-const Plans* Sender::plans_of(const Batch& batch) const {
+const ql_cuda_plan* Sender::plan_of(const Batch& batch) const {
   const ql_descriptor& item = batch.parts[0].item;
   const auto found = plans_.find(kind_of(layers_[item.layer].form, item.x_dtype, item.y_dtype));
   if (found == plans_.end()) return nullptr;
@@ -55,7 +56,7 @@ bool Sender::can_send(const Batch& batch) const {
   for (const Part& part : batch.parts) {
     if (part.rows != part.item.rows || !(part.item.flags & QL_RESULT_FITS)) return false;
   }
-  return plans_of(batch) != nullptr;
+  return plan_of(batch) != nullptr;
 }
 
 Stage* Sender::take_stage() {
@@ -99,8 +100,9 @@ void Sender::fill(const Batch& batch, Stage& stage, bool alone) const {
   product.x_row_stride = row_stride(product.k);
   product.y_row_stride = product.n;
   const auto count = static_cast<int64_t>(stage.parts.size());
-  ql_cuda_batch& out = stage.batch = {};
+  // Alone, a batch has all multiprocessors.
   const auto [x_blocks, y_blocks] = alone ? Blocks{} : blocks_of(product, first);
+  ql_cuda_batch& out = stage.batch = {};
   out.product = &product;
   out.x = {
       stage.parts.data(), memory.table,         layer.permutation, memory.x, count,    batch.rows,
@@ -118,8 +120,7 @@ void Sender::fill(const Batch& batch, Stage& stage, bool alone) const {
            y_blocks,
            0};
   out.launch = options_.launch;
-  const Plans& plans = *plans_of(batch);
-  out.launch.plan = alone ? &plans.alone : &plans.beside;
+  out.launch.plan = plan_of(batch);
   out.launch.start_event = memory.kernel_start;
   out.launch.stop_event = memory.kernel_stop;
   out.in_start = memory.in_start;

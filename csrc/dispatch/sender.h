@@ -19,16 +19,11 @@ struct Stage {
   std::vector<ql_cuda_part> parts;
 };
 
-// How a product is cut: alone on the device, and beside kernels that move rows of other batches.
-struct Plans {
-  ql_cuda_plan alone, beside;
-};
-
 class Sender {
  public:
   explicit Sender(const ql_dispatch_options& options);
 
-  void add_plans(int32_t form, int x_dtype, int y_dtype, int64_t rows, const Plans& plans);
+  void add_plan(int32_t form, int x_dtype, int y_dtype, int64_t rows, const ql_cuda_plan& plan);
 
   // Whether the device can read and write all rows of a batch where they lie, and how is known.
   bool can_send(const Batch& batch) const;
@@ -51,7 +46,7 @@ class Sender {
     int32_t x, y;
   };
 
-  const Plans* plans_of(const Batch& batch) const;
+  const ql_cuda_plan* plan_of(const Batch& batch) const;
   void fill(const Batch& batch, Stage& stage, bool alone) const;
   Blocks blocks_of(const ql_linear_params& product, const ql_descriptor& item) const;
 
@@ -59,7 +54,7 @@ class Sender {
   std::vector<ql_dispatch_layer> layers_;
   std::vector<std::unique_ptr<Stage>> stages_;
   std::vector<Stage*> free_;
-  std::unordered_map<uint64_t, std::vector<std::unique_ptr<Plans>>> plans_;
+  std::unordered_map<uint64_t, std::vector<std::unique_ptr<ql_cuda_plan>>> plans_;
 };
 
 }  // namespace qlinear::dispatch

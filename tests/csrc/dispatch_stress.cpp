@@ -253,7 +253,7 @@ void stress(bool spins, bool faults, int64_t calls) {
   require(dispatch != nullptr, "it can be made");
   const ql_cuda_plan plan = {};
   for (int64_t rows = 1; rows <= kMostRows; ++rows) {
-    ql_dispatch_plan(dispatch, 0, QL_F16, QL_F16, rows, &plan, &plan);
+    ql_dispatch_plan(dispatch, 0, QL_F16, QL_F16, rows, &plan);
   }
   FrontEnd(dispatch, slab, 7).work(calls);
   require(ql_dispatch_oldest(dispatch) == 0, "nothing runs");

@@ -115,8 +115,8 @@ def test_products_leave_multiprocessors_alone_and_rows_may_go_first(
         made.run(rate=0, seconds=0.02)
         batch = CudaBatch()
         made._gpu.kernels.library.fake_last_batch(ctypes.byref(batch))
-        assert batch.launch.plan[0].ctas == made._gpu.kernels.info.sm_count, "it was alone"
-        assert made._direct._spare == 8
+        assert batch.launch.plan[0].ctas == made._gpu.kernels.info.sm_count - 8
+        assert batch.x.most_blocks == 0, "it was alone"
         assert made._direct.native._options.row_blocks == row_blocks
         assert [stream.priority for stream in made._gpu.in_order] == [-1, 0, -1]
         made.close()

@@ -122,6 +122,9 @@ async def test_what_waits_while_all_stages_are_in_use_is_one_batch(make: Make, s
 
 Way = tuple[int, int, int]
 
+SMS = 132
+"""Of the device that the library pretends to have, whose plans take all of them."""
+
 
 class Sent:
     """How batches are sent: thread blocks of the product, most blocks of rows in and out."""
@@ -148,61 +151,48 @@ class Sent:
         return alone, beside
 
 
-SMS = 132
-"""Of the device that the library pretends to have."""
-
-
 @pytest.mark.parametrize(
     ("dtype", "output", "blocks"),
     [
-        # 80 bytes in and 48 out share the eight blocks, 160 and 48, 80 and 96.
-        (torch.float16, DType.F16, (5, 3)),
-        (torch.float32, DType.F16, (6, 2)),
-        (torch.float16, DType.F32, (4, 4)),
+        # 80 bytes in and 48 out share the four blocks, 160 and 48, 80 and 96.
+        (torch.float16, DType.F16, (3, 1)),
+        (torch.float32, DType.F16, (3, 1)),
+        (torch.float16, DType.F32, (2, 2)),
     ],
 )
-async def test_a_batch_beside_others_leaves_multiprocessors_to_rows_that_move(
+async def test_beside_others_rows_move_on_the_multiprocessors_that_products_leave(
     make: Make, dtype: torch.dtype, output: DType, blocks: tuple[int, int]
 ) -> None:
     bench = make()
-    for kind in (DType.F16, DType.F32):
-        for x_dtype in (DType.F16, DType.F32):
-            bench.batcher._engine.teach(PLAIN, x_dtype, kind)  # type: ignore[attr-defined]
+    engine: Any = bench.batcher._engine
+    x_dtype = DType.F16 if dtype == torch.float16 else DType.F32
+    engine.teach(PLAIN, x_dtype, output)
     alone, beside = await Sent(bench).two(rows(1, 1, dtype), output=output)
-    assert alone == (SMS, 0, 0), "all of the device, and as many blocks as it takes"
-    assert beside == (SMS - SPARE, *blocks)
+    assert alone == (SMS - SPARE, 0, 0), "as many blocks as it takes"
+    assert beside == (SMS - SPARE, *blocks), "the same product: the same bits"
     assert sum(blocks) == SPARE
 
 
-async def test_a_plan_that_leaves_room_anyway_is_that_of_any_batch(
+async def test_a_small_device_and_batch_invariant_products_leave_nothing(
     make: Make,
     kernels: HostKernels,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plan = kernels.plan
-
-    def small(*words: Any) -> CudaPlan:
-        made = plan(*words)
-        made.ctas = SMS - SPARE - 1
-        return made
-
-    monkeypatch.setattr(kernels, "plan", small)
-    alone, beside = await Sent(make()).two(rows(1))
-    assert alone[0] == beside[0] == SMS - SPARE - 1
-
-
-async def test_what_depends_on_the_plan_or_a_small_device_leaves_nothing(
-    make: Make,
-    kernels: HostKernels,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert SPARE < LEAST_TO_SPARE < SMS
     monkeypatch.setattr(kernels.info, "sm_count", LEAST_TO_SPARE - 1)
-    small = make()
-    assert await Sent(small).two(rows(1)) == ((LEAST_TO_SPARE - 1, 0, 0),) * 2
-    monkeypatch.setattr(kernels.info, "sm_count", SMS)
+    assert await Sent(make()).two(rows(1)) == ((LEAST_TO_SPARE - 1, 0, 0),) * 2
+    monkeypatch.setattr(kernels.info, "sm_count", LEAST_TO_SPARE)
+    assert (await Sent(make()).two(rows(1)))[1] == (LEAST_TO_SPARE - SPARE, 3, 1)
     monkeypatch.setattr(kernels, "batch_invariant", True)
-    assert await Sent(make()).two(rows(1)) == ((SMS, 0, 0),) * 2
+    assert await Sent(make()).two(rows(1)) == ((LEAST_TO_SPARE, 0, 0),) * 2
+
+
+async def test_what_the_host_computes_has_the_same_plan(make: Make) -> None:
+    bench = make()
+    plan = CudaPlan()
+    for _ in range(2):  # the first batch of its kind comes back, and is taught then
+        await bench.call(rows(1, TAUGHT_ROWS + 1))
+        bench.library.fake_last_plan(ctypes.byref(plan))
+        assert plan.ctas == SMS - SPARE
 
 
 async def test_layers_of_a_call_follow_each_other_and_are_answered_in_order(make: Make) -> None:

@@ -185,7 +185,7 @@ DISPATCH_FUNCTIONS: Functions = {
         None,
         (
             *(_HANDLE, ctypes.c_int32, ctypes.c_int, ctypes.c_int, ctypes.c_int64),
-            *(ctypes.POINTER(CudaPlan),) * 2,
+            ctypes.POINTER(CudaPlan),
         ),
     ),
     "ql_dispatch_submit": (None, (_HANDLE, _ITEMS, ctypes.c_int64)),

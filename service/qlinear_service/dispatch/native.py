@@ -103,21 +103,9 @@ class NativeDispatch:
         if not self.is_closed:
             self._library.ql_dispatch_host_done(self._handle, batch)
 
-    def plan(
-        self, form: int, x_dtype: int, y_dtype: int, rows: int, alone: CudaPlan, beside: CudaPlan
-    ) -> None:
-        """Say how products of a form and so many rows are cut.
-
-        Args:
-            form: of the layer.
-            x_dtype: of the rows in their slots.
-            y_dtype: of the results.
-            rows: of the batch.
-            alone: where nothing else is on the device.
-            beside: where rows of other batches are on their way meanwhile.
-        """
-        library = self._library
-        library.ql_dispatch_plan(self._handle, form, x_dtype, y_dtype, rows, alone, beside)
+    def plan(self, form: int, x_dtype: int, y_dtype: int, rows: int, plan: CudaPlan) -> None:
+        """Say how products of a form and so many rows are cut."""
+        self._library.ql_dispatch_plan(self._handle, form, x_dtype, y_dtype, rows, plan)
 
     def rows_left(self, layer: int | None = None) -> int:
         """Return the rows that have ever left the queue, of one layer or of all; any thread."""

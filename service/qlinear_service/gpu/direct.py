@@ -22,7 +22,6 @@ from qlinear_service.gpu.streams import SHORTEST_NANOSECONDS, CudaStreams
 from qlinear_service.gpu.ways import TABLE_ROWS
 from qlinear_service.kernels.abi import LinearParams
 from qlinear_service.kernels.cuda import CudaKernels
-from qlinear_service.kernels.cuda_abi import CudaDevice, CudaPlan
 from qlinear_service.layers import QuantizedLinear
 from qlinear_service.results import BatchResult
 from qlinear_service.slots import Slab
@@ -42,8 +41,9 @@ TAUGHT_ROWS = 64
 """Batches of up to so many rows are known from the start, for x and results of a layer's own dtype;
 others when they first come."""
 
-SPARE = 8
-"""Multiprocessors that products leave to the kernels that move rows of other batches."""
+SPARE = 4
+"""Multiprocessors that products leave to the kernels that move rows of other batches. Many plans
+use 128 of an H200's 132 anyway, and are as they were."""
 
 LEAST_TO_SPARE = 64
 """A device with fewer multiprocessors leaves none."""
@@ -86,10 +86,11 @@ class DirectEngine:
         limits: of the dispatcher's queue.
         most_running: batches that may be with the GPU at a time.
         spare: multiprocessors that products leave to the kernels that move rows of other batches,
-            which otherwise wait for the end of one; None: as suits the device. None are left in
-            batch-invariant mode, where it would change bits, nor where nothing else runs.
-        row_blocks: of those kernels, both together, so that they stay on these multiprocessors; 0:
-            as many as they take; None: one for each that products leave.
+            which otherwise wait for the end of one; None: as suits the device. All products do,
+            whatever runs beside them, as the same batch has the same bits.
+        row_blocks: of those kernels, both together, of batches that are not alone, so that they
+            stay on these multiprocessors; 0: as many as they take; None: one for each that
+            products leave.
 
     Raises:
         BuildError: the library has no dispatcher.
@@ -109,8 +110,9 @@ class DirectEngine:
         row_blocks: int | None = None,
     ) -> None:
         self._engine, self._streams = engine, streams
-        self._spare = _spare_of(streams.kernels, spare)
-        self._row_blocks = self._spare if row_blocks is None else row_blocks
+        left = _spare_of(streams.kernels, spare)
+        streams.kernels.leave(left)
+        self._row_blocks = left if row_blocks is None else row_blocks
         self._recovery: WorkerThread | None = None
         self._direct = {
             layer.spec.name: layer
@@ -257,25 +259,8 @@ class DirectEngine:
             return
         self._taught.add(key)
         multiplied = layer.spec.compute_dtype if x_dtype is DType.F32 else x_dtype
-        alone = self._streams.kernels.plan(layer, rows, multiplied, y_dtype)
-        beside = alone
-        if self._spare and alone.ctas > self._streams.kernels.info.sm_count - self._spare:
-            beside = self._plan_beside(layer, rows, multiplied, y_dtype)
-        self.native.plan(form, x_dtype, y_dtype, rows, alone, beside)
-
-    def _plan_beside(
-        self, layer: QuantizedLinear, rows: int, x_dtype: DType, y_dtype: DType
-    ) -> CudaPlan:
-        """Return the planner's plan for fewer multiprocessors than there are."""
-        kernels, plan = self._streams.kernels, CudaPlan()
-        params = LinearParams.from_buffer_copy(kernels.known.of(layer, kernels.device).params)
-        params.m, params.x_dtype, params.y_dtype = rows, x_dtype, y_dtype
-        params.x_row_stride, params.y_row_stride = params.k, params.n
-        fewer = CudaDevice.from_buffer_copy(kernels.info)
-        fewer.sm_count -= self._spare
-        status = kernels.library.ql_cuda_plan_linear(params, fewer, kernels.runtime.flags, plan)
-        kernels.runtime.check(status, f"plan m={rows} {layer.spec.shape}")
-        return plan
+        plan = self._streams.kernels.plan(layer, rows, multiplied, y_dtype)
+        self.native.plan(form, x_dtype, y_dtype, rows, plan)
 
 
 def _spare_of(kernels: CudaKernels, asked: int | None) -> int:
