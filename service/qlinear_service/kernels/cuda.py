@@ -113,7 +113,10 @@ class CudaKernels:
     def plan(
         self, layer: QuantizedLinear, rows: int, x_dtype: DType, output_dtype: DType
     ) -> CudaPlan:
-        """Return how `linear` cuts such a product; launches nothing."""
+        """Return how batches cut such a product; launches nothing.
+
+        `linear` does so, too, unless multiprocessors are to be left alone.
+        """
         params = LinearParams.from_buffer_copy(self._params_of(layer))
         plan = self._plan(params, rows, x_dtype, output_dtype)
         on_each = -(-plan.ctas // self.info.sm_count)
