@@ -200,9 +200,10 @@ def parser() -> argparse.ArgumentParser:
         type=Variant.read,
         nargs="+",
         default=(STANDARD,),
-        metavar="STAGES[:SPARE[:urgent]]",
-        help="of a GPU: batches in flight, multiprocessors left to kernels that move rows, and "
-        "whether those go first [as the server]",
+        metavar="STAGES[:SPARE][:urgent][:BLOCKS]",
+        help="of a GPU: batches in flight, multiprocessors that products leave to the kernels that "
+        "move rows [0], whether those go first, how many blocks they have [SPARE; 0: as many as "
+        "they take] [as the server]",
     )
     made.add_argument(
         "--shapes",

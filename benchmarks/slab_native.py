@@ -6,6 +6,7 @@ completions is not: feeder.cpp, compiled here, in a thread of its own.
 
 import ctypes
 import dataclasses
+import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -48,21 +49,25 @@ class Variant(NamedTuple):
     """Multiprocessors that products leave alone."""
     urgent_rows: bool = False
     """Kernels that move rows go first."""
+    blocks: int | None = None
+    """Of those kernels, both together, unless a batch is alone; 0: as many as they take; None: as
+    many as multiprocessors are left to them."""
 
     @classmethod
     def read(cls, text: str) -> "Variant":
-        """Return what "STAGES", "STAGES:SPARE" or "STAGES:SPARE:urgent" says."""
-        stages, _, more = text.partition(":")
-        spare, _, urgent = more.partition(":")
-        if urgent not in ("", "urgent"):
-            raise ValueError(text)
-        return cls(int(stages), int(spare or 0), urgent == "urgent")
+        """Return what "STAGES[:SPARE][:urgent][:BLOCKS]" says."""
+        found = re.fullmatch(r"(\d+)(?::(\d+))?(:urgent)?(?::(\d+))?", text)
+        if found is None:
+            raise ValueError(f"{text!r} is no variant; expected STAGES[:SPARE][:urgent][:BLOCKS]")
+        stages, spare, urgent, blocks = found.groups()
+        return cls(int(stages), int(spare or 0), urgent is not None, blocks and int(blocks))
 
     def __str__(self) -> str:
-        return f"{self.stages}:{self.spare}" + ":urgent" * self.urgent_rows
+        blocks = "" if self.blocks is None else f":{self.blocks}"
+        return f"{self.stages}:{self.spare}" + ":urgent" * self.urgent_rows + blocks
 
 
-STANDARD = Variant(direct.STAGES)
+STANDARD = Variant(direct.STAGES, direct.SPARE)
 """What the server does."""
 
 
@@ -130,7 +135,8 @@ class NativeFeed:
         self._worker = WorkerThread("engine")
         batching = BatchingConfig(dispatcher=NATIVE)
         config = ServiceConfig(kernels=KernelConfig(device="cuda:0"), batching=batching)
-        engine = new_runner(loaded, config, self._slab, self._worker)
+        stages = variant.stages
+        engine = new_runner(loaded, config, self._slab, self._worker, stages=stages)
         assert isinstance(engine, GpuEngine)
         most_rows = direct.rows_of_batches([self._layer], config.batching.max_batch_rows)
         self._direct = DirectEngine(
@@ -146,6 +152,7 @@ class NativeFeed:
             ),
             most_running=variant.stages,
             spare=variant.spare,
+            row_blocks=variant.blocks,
         )
         self._direct.teach(self._layer, DType.F16, DType.F16)
         self._gpu = loaded.gpu

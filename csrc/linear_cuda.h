@@ -153,6 +153,9 @@ typedef struct ql_cuda_rows {
   int64_t row_stride;    // of device_rows, in elements; rows of a part have no gaps
   int32_t host_dtype;    // ql_dtype of the parts
   int32_t device_dtype;  // the same, or for a gather of QL_F32 also QL_F16 or QL_BF16
+  int32_t most_blocks;   // thread blocks of the kernel, so that it shares few multiprocessors with
+                         // products; 0: as many as it takes
+  int32_t reserved;
 } ql_cuda_rows;
 
 // device_rows = the rows of all parts: permuted, rounded to nearest. One launch. A permutation

@@ -101,13 +101,14 @@ typedef struct ql_dispatch_options {
   const ql_dispatch_layer* layers;  // [queue.layers_count]
   const ql_dispatch_stage* stages;  // at least most_running
   int32_t stages_count;
-  int32_t most_running;  // batches with the device at a time
-  int32_t most_chained;  // beyond that, for more layers of the same calls
-  int32_t table_rows;    // most rows of a batch that goes to the device itself
-  int32_t spins;         // 1: there are cores enough to keep one busy while batches run
-  int32_t starts_lone;   // 1: whoever hands in a call while nothing runs starts it
-  int32_t done_fd;       // an eventfd that is written to when completions wait; -1: none
-  int32_t reserved;
+  int32_t most_running;      // batches with the device at a time
+  int32_t most_chained;      // beyond that, for more layers of the same calls
+  int32_t table_rows;        // most rows of a batch that goes to the device itself
+  int32_t spins;             // 1: there are cores enough to keep one busy while batches run
+  int32_t starts_lone;       // 1: whoever hands in a call while nothing runs starts it
+  int32_t done_fd;           // an eventfd that is written to when completions wait; -1: none
+  int32_t row_blocks;        // of the kernels that move rows, both together, of a batch that is not
+                             // alone; 0: as many as they take
   double idle_spin_seconds;  // with `spins`: how long it looks for more before it sleeps
   char* slab;
   int64_t slot_unit_bytes;

@@ -70,19 +70,19 @@ const ql_cuda_device* device_info(int device, int* status) {
   static std::mutex mutex;
   static ql_cuda_device known[kMaxDevices];
   static bool is_known[kMaxDevices];
-  if (device < 0 || device >= kMaxDevices || device >= ql_cuda_device_count()) {
+  const bool in_range = device >= 0 && device < kMaxDevices;
+  const std::lock_guard<std::mutex> lock(mutex);
+  *status = QL_OK;
+  if (in_range && is_known[device]) return &known[device];  // each launch comes by here
+  if (!in_range || device >= ql_cuda_device_count()) {
     set_error_text("there is no CUDA device %d; the driver shows %d", device,
                    ql_cuda_device_count());
     *status = QL_NO_DEVICE;
     return nullptr;
   }
-  const std::lock_guard<std::mutex> lock(mutex);
-  if (!is_known[device]) {
-    *status = check_cuda(describe(device, known[device]), "reading a device's properties", 0, 0, 0);
-    if (*status != QL_OK) return nullptr;
-    is_known[device] = true;
-  }
-  *status = QL_OK;
+  *status = check_cuda(describe(device, known[device]), "reading a device's properties", 0, 0, 0);
+  if (*status != QL_OK) return nullptr;
+  is_known[device] = true;
   return &known[device];
 }
 

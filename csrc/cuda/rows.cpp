@@ -12,6 +12,7 @@ bool is_dtype(int32_t dtype) { return dtype == QL_F32 || dtype == QL_F16 || dtyp
 int check_rows(const ql_cuda_rows& rows, bool to_host) {
   if (rows.m < 0 || rows.columns < 0 || rows.columns >= int64_t{1} << 31) return QL_BAD_SHAPE;
   if (rows.m > 1 && rows.row_stride < rows.columns) return QL_BAD_SHAPE;
+  if (rows.most_blocks < 0) return QL_BAD_SHAPE;
   if (!is_dtype(rows.host_dtype) || !is_dtype(rows.device_dtype)) return QL_BAD_DTYPE;
   if (rows.host_dtype != rows.device_dtype && (to_host || rows.host_dtype != QL_F32)) {
     return QL_BAD_DTYPE;

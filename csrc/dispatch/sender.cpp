@@ -1,6 +1,8 @@
 // See gpu/express.py, which does the same for batches that Python sends.
 #include "dispatch/sender.h"
 
+#include <algorithm>
+
 namespace qlinear::dispatch {
 namespace {
 
@@ -98,10 +100,13 @@ void Sender::fill(const Batch& batch, Stage& stage, bool alone) const {
   product.x_row_stride = row_stride(product.k);
   product.y_row_stride = product.n;
   const auto count = static_cast<int64_t>(stage.parts.size());
+  // Alone, a batch has all multiprocessors.
+  const auto [x_blocks, y_blocks] = alone ? Blocks{} : blocks_of(product, first);
   ql_cuda_batch& out = stage.batch = {};
   out.product = &product;
-  out.x = {stage.parts.data(), memory.table, layer.permutation,    memory.x,      count,
-           batch.rows,         product.k,    product.x_row_stride, first.x_dtype, x_dtype};
+  out.x = {
+      stage.parts.data(), memory.table,         layer.permutation, memory.x, count,    batch.rows,
+      product.k,          product.x_row_stride, first.x_dtype,     x_dtype,  x_blocks, 0};
   out.y = {stage.parts.data(),
            memory.table + options_.table_rows,
            nullptr,
@@ -111,7 +116,9 @@ void Sender::fill(const Batch& batch, Stage& stage, bool alone) const {
            product.n,
            product.n,
            first.y_dtype,
-           first.y_dtype};
+           first.y_dtype,
+           y_blocks,
+           0};
   out.launch = options_.launch;
   out.launch.plan = plan_of(batch);
   out.launch.start_event = memory.kernel_start;
@@ -123,6 +130,18 @@ void Sender::fill(const Batch& batch, Stage& stage, bool alone) const {
   out.out_stream = alone ? options_.launch.stream : options_.out_stream;
   out.in_stop = alone ? memory.kernel_start : memory.in_stop;
   out.out_start = alone ? memory.kernel_stop : memory.out_start;
+}
+
+// By the bytes that each moves: one of each may run at a time, and both have to do with what the
+// products leave.
+Sender::Blocks Sender::blocks_of(const ql_linear_params& product, const ql_descriptor& item) const {
+  const int64_t all = options_.row_blocks;
+  if (all == 0) return {};
+  const int64_t in = product.k * item_bytes(item.x_dtype);
+  const int64_t out = product.n * item_bytes(item.y_dtype);
+  const int64_t share = (all * in + (in + out) / 2) / (in + out);
+  const int64_t x = std::max<int64_t>(1, std::min(share, all - 1));
+  return {static_cast<int32_t>(x), static_cast<int32_t>(std::max<int64_t>(1, all - x))};
 }
 
 }  // namespace qlinear::dispatch

@@ -41,8 +41,14 @@ class Sender {
   const char* error_text() const { return options_.error_text(); }
 
  private:
+  // Most of the kernels that bring rows in and out; 0: as many as they take.
+  struct Blocks {
+    int32_t x, y;
+  };
+
   const ql_cuda_plan* plan_of(const Batch& batch) const;
   void fill(const Batch& batch, Stage& stage, bool alone) const;
+  Blocks blocks_of(const ql_linear_params& product, const ql_descriptor& item) const;
 
   ql_dispatch_options options_;  // whose arrays are not looked at again
   std::vector<ql_dispatch_layer> layers_;

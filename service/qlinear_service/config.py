@@ -23,6 +23,7 @@ __all__ = [
     "DEVICE_MODES",
     "DISPATCHERS",
     "NATIVE",
+    "PYTHON",
     "SMALLEST_SLOT_BYTES",
     "SPLIT",
     "TRANSFERS",
@@ -38,10 +39,11 @@ __all__ = [
 
 MIB = 1 << 20
 GIB = 1 << 30
-DISPATCHERS = ("python", "native")
+PYTHON = "python"
+NATIVE = "native"
+DISPATCHERS = (AUTO, PYTHON, NATIVE)
 """What may bring calls together for one GPU."""
 
-NATIVE = DISPATCHERS[1]
 MOST_ROWS = (1 << 31) - 1  # messages carry the rows of a batch in 32 bits
 MOST_MEMORY_BYTES = 1 << 46  # 64 TiB: more than any machine has, and far from overflow anywhere
 SMALLEST_SLOT_BYTES = 1024
@@ -146,9 +148,9 @@ class BatchingConfig(Group):
         maximum=MOST_ROWS,
     )
     dispatcher: str = option(
-        "python",
-        "What brings calls together for one GPU: python; or native, threads without Python, which "
-        "no GPU has run yet.",
+        AUTO,
+        "What brings calls together: native, threads without Python, for one GPU; python, as for "
+        "CPUs and several GPUs; auto: native where it can be.",
     )
     max_batches_in_flight: int = option(
         0,

@@ -5,29 +5,33 @@ both queue and device; several GPUs are below Python's queue, too. Both queues d
 (docs/decisions/0011-native-dispatch.md).
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from qlinear_service.batcher import Batcher
 from qlinear_service.batching import WorkQueue
-from qlinear_service.config import NATIVE, ServiceConfig
-from qlinear_service.dispatch.abi import limits_of
+from qlinear_service.config import NATIVE, PYTHON, ServiceConfig
+from qlinear_service.dispatch.abi import dispatching, limits_of
 from qlinear_service.dispatch.batcher import DispatchBatcher
 from qlinear_service.dispatch.queue import NativeQueue
 from qlinear_service.engine import BatchRunner, CpuRunner, Engine, WorkerThread
-from qlinear_service.errors import OutOfDeviceMemory
+from qlinear_service.errors import BuildError, OutOfDeviceMemory
 from qlinear_service.gpu import direct
 from qlinear_service.gpu.direct import DirectEngine
 from qlinear_service.gpu.engine import STAGES, GpuEngine
 from qlinear_service.gpu.replicas import ReplicaRunner
 from qlinear_service.gpu.streams import CudaStreams
 from qlinear_service.loaded import Loaded, Replica
+from qlinear_service.log_values import event
 from qlinear_service.metrics import Metrics
 from qlinear_service.scheduling import Pace, pace_of
 from qlinear_service.slots import Slab
 from qlinear_service.tracing import Tracer
 
 __all__ = ["Batching", "new_batching", "new_queue", "new_runner", "paces_of"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +68,39 @@ def new_batching(
 
     Raises:
         OutOfDeviceMemory: the device has no room for the buffers of batches.
+        BuildError: the native dispatcher was asked for, and the GPU's library has none.
     """
-    runner = new_runner(loaded, config, slab, worker)
-    is_native = config.batching.dispatcher == NATIVE
-    if is_native and isinstance(runner, GpuEngine) and isinstance(loaded.gpu, CudaStreams):
+    asked = config.batching.dispatcher
+    is_native = _can_dispatch(loaded, asked)
+    stages = direct.STAGES if is_native else STAGES
+    runner = new_runner(loaded, config, slab, worker, stages=stages)
+    if (
+        is_native
+        and isinstance(runner, GpuEngine)
+        and isinstance(loaded.gpu, CudaStreams)
+        # Of what kernels cannot reach where it lies, every batch would come back.
+        and (runner.sees_slab or asked == NATIVE)
+    ):
         return _dispatching(loaded, config, slab, runner, loaded.gpu, clock, metrics, tracer)
     return _python_batching(loaded, config, slab, runner, clock, metrics, tracer)
+
+
+def _can_dispatch(loaded: Loaded, dispatcher: str) -> bool:
+    """Say whether the native dispatcher may have queue and device.
+
+    Raises:
+        BuildError: it was asked for, and the GPU's library has none.
+    """
+    if dispatcher == PYTHON or loaded.replicas or not isinstance(loaded.gpu, CudaStreams):
+        return False
+    try:
+        dispatching(loaded.gpu.kernels.library)
+    except BuildError as error:
+        if dispatcher == NATIVE:
+            raise
+        event(logger, logging.WARNING, "python_dispatches", reason=error)
+        return False
+    return True
 
 
 def _python_batching(
@@ -156,9 +187,21 @@ STOP_SECONDS = 1.0
 
 
 def new_runner(
-    loaded: Loaded, config: ServiceConfig, slab: Slab, worker: WorkerThread
+    loaded: Loaded,
+    config: ServiceConfig,
+    slab: Slab,
+    worker: WorkerThread,
+    *,
+    stages: int = STAGES,
 ) -> BatchRunner:
     """Return what computes batches where the layers are.
+
+    Args:
+        loaded: layers and device.
+        config: all of it.
+        slab: where activations lie.
+        worker: the thread of a CPU's engine.
+        stages: batches that a GPU has at a time unless `config` says how many.
 
     Raises:
         OutOfDeviceMemory: the device has no room for the buffers of batches.
@@ -169,9 +212,7 @@ def new_runner(
         roofline = loaded.roofline if loaded.kernels.name == "cpu" else None
         engine = Engine(kernels=loaded.kernels, registry=registry, slab=slab, roofline=roofline)
         return CpuRunner(engine, worker)
-    is_native = config.batching.dispatcher == NATIVE
-    is_direct = is_native and isinstance(loaded.gpu, CudaStreams) and not loaded.replicas
-    stages = config.batching.max_batches_in_flight or (direct.STAGES if is_direct else STAGES)
+    stages = config.batching.max_batches_in_flight or stages
     only = Replica(config.kernels.device, loaded.gpu, registry)
     engines: dict[str, BatchRunner] = {}
     for name, device, held in loaded.replicas or (only,):

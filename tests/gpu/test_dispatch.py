@@ -22,7 +22,7 @@ from qlinear_service.gpu.streams import CudaStreams
 from qlinear_service.kernels.torch_types import from_torch
 from qlinear_service.layers import LayerRegistry
 from qlinear_service.loaded import Loaded
-from qlinear_service.results import Answer
+from qlinear_service.results import Answer, Outcome
 from qlinear_service.runners import new_batching
 from qlinear_service.slots import Slab
 
@@ -52,7 +52,7 @@ class Seen:
 class Bench:
     """A server's inside over exact problems: each result has one right value."""
 
-    def __init__(self, kernels: RecordingKernels, problems: list[Problem]) -> None:
+    def __init__(self, kernels: RecordingKernels, problems: list[Problem], **batching: Any) -> None:
         self.problems = problems
         layers = [
             replace(problem.layer, spec=replace(problem.layer.spec, module=f"layer{number}"))
@@ -71,7 +71,7 @@ class Bench:
             ),
             ServiceConfig(
                 kernels=KernelConfig(device="cuda:0"),
-                batching=BatchingConfig(dispatcher="native"),
+                batching=BatchingConfig(dispatcher="native", **batching),
             ),
             self.slab,
             self.worker,
@@ -84,6 +84,14 @@ class Bench:
 
     async def call(self, x: torch.Tensor, *numbers: int, output: DType = DType.F32) -> None:
         """Ask for some layers and compare every element of every answer."""
+        for each, outcome in zip(numbers, await self.ask(x, *numbers, output=output), strict=True):
+            joined = bytearray(b"".join(outcome.pieces))
+            y = torch.frombuffer(joined, dtype=torch.float32).view(len(x), -1)
+            exact = rounded(self.problems[each].product(x), torch.float32).cpu()
+            assert torch.equal(y, exact), (each, len(x), outcome.batch_rows)
+
+    async def ask(self, x: torch.Tensor, *numbers: int, output: DType = DType.F32) -> list[Outcome]:
+        """Return the answers of some layers."""
         data = x.contiguous().cpu().view(torch.uint8).numpy().tobytes()
         sizes = [len(x) * self.problems[each].layer.spec.n * output.itemsize for each in numbers]
         slot = self.slab.acquire(max(len(data), sum(sizes)), users=len(numbers))
@@ -100,11 +108,7 @@ class Bench:
         self.batcher.submit(items, done.set_result)
         outcomes = await done
         assert isinstance(outcomes, list), outcomes
-        for each, outcome in zip(numbers, outcomes, strict=True):
-            joined = bytearray(b"".join(outcome.pieces))
-            y = torch.frombuffer(joined, dtype=torch.float32).view(len(x), -1)
-            exact = rounded(self.problems[each].product(x), torch.float32).cpu()
-            assert torch.equal(y, exact), (each, len(x), outcome.batch_rows)
+        return outcomes
 
     async def close(self) -> None:
         while self.batcher.items_held:
@@ -139,6 +143,31 @@ def test_many_calls_get_their_own_answers(
         await bench.close()
         assert bench.seen.batches["dispatcher"] > 20, bench.seen.batches
         assert max(bench.seen.rows) > 40, "no batch had several calls"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("n", "k"), [(28672, 4096), (4096, 14336), (1000, 4104)])
+def test_a_batch_has_the_same_bits_whatever_runs_beside_it(
+    kernels: RecordingKernels, n: int, k: int
+) -> None:
+    """Sums are rounded here, so that their order shows."""
+    problem = Problem(kernels.device, n, k, Form(group_size=128))
+    x = torch.randn((1, k), generator=torch.Generator().manual_seed(3)).half()
+
+    async def run() -> None:
+        bench = Bench(kernels, [problem], max_batch_rows=1)
+
+        async def bits() -> bytes:
+            (outcome,) = await bench.ask(x, 0)
+            assert outcome.batch_rows == 1
+            return b"".join(outcome.pieces)
+
+        alone = await bits()
+        for _ in range(10):
+            assert set(await asyncio.gather(*(bits() for _ in range(30)))) == {alone}
+            assert await bits() == alone
+        await bench.close()
 
     asyncio.run(run())
 

@@ -1,7 +1,10 @@
 """Rows between registered host memory and the device: every bit against torch's own index ops."""
 
 import ctypes
+import json
+import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +18,9 @@ from qlinear_service.slots import Slab, Slot
 AREA_BYTES = 32 << 20
 GAP = 0xA5
 COLUMNS = (1, 2, 3, 7, 8, 63, 64, 200, 1001, 4095, 4096, 4100, 28672)
+MOST_BLOCKS = (0, 1, 3, 8)
+"""Of a launch; 0: as many as it takes."""
+
 SIZES = ((1,), (2, 1), (3, 5, 1, 7), (64,), (65,), (1,) * 64, (1,) * 65, (300, 1, 211))
 
 
@@ -23,6 +29,7 @@ class Area:
 
     def __init__(self, kernels: RecordingKernels) -> None:
         self.kernels = kernels
+        self.most_blocks = 0
         self.slab = Slab(capacity_bytes=AREA_BYTES, largest_bytes=AREA_BYTES)
         status = kernels.library.ql_cuda_register(self.slab.address, AREA_BYTES, 0)
         kernels.runtime.check(status, "register")
@@ -59,6 +66,7 @@ class Area:
             device_rows=device.data_ptr(), m=len(device), columns=columns,
             row_stride=device.stride(0) if len(device) > 1 else columns,
             host_dtype=from_torch(host), device_dtype=from_torch(device.dtype),
+            most_blocks=self.most_blocks,
         )  # fmt: skip
         made.keep = array
         return made
@@ -105,12 +113,13 @@ def poison(
     return room[:, :columns]
 
 
+@pytest.mark.parametrize("most_blocks", MOST_BLOCKS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("is_permuted", [False, True])
 def test_gathered_rows_are_the_indexed_rows(
-    area: Area, dtype: torch.dtype, is_permuted: bool
+    area: Area, dtype: torch.dtype, is_permuted: bool, most_blocks: int
 ) -> None:
-    device = area.kernels.device
+    device, area.most_blocks = area.kernels.device, most_blocks
     for columns in COLUMNS:
         order = torch.randperm(columns, generator=area.draw)
         on_device = order.int().to(device)
@@ -134,12 +143,13 @@ def test_gathered_rows_are_the_indexed_rows(
             release_all(area)
 
 
+@pytest.mark.parametrize("most_blocks", MOST_BLOCKS)
 @pytest.mark.parametrize("to", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("is_permuted", [False, True])
 def test_fp32_is_rounded_to_nearest_on_the_way(
-    area: Area, to: torch.dtype, is_permuted: bool
+    area: Area, to: torch.dtype, is_permuted: bool, most_blocks: int
 ) -> None:
-    device = area.kernels.device
+    device, area.most_blocks = area.kernels.device, most_blocks
     for columns in COLUMNS:
         order = torch.randperm(columns, generator=area.draw)
         on_device = order.int().to(device)
@@ -157,10 +167,12 @@ def test_fp32_is_rounded_to_nearest_on_the_way(
             release_all(area)
 
 
+@pytest.mark.parametrize("most_blocks", MOST_BLOCKS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_scattered_rows_are_in_their_slots_and_nothing_else_is(
-    area: Area, dtype: torch.dtype
+    area: Area, dtype: torch.dtype, most_blocks: int
 ) -> None:
+    area.most_blocks = most_blocks
     for columns in COLUMNS:
         for sizes in SIZES:
             m = sum(sizes)
@@ -193,6 +205,32 @@ def release_all(area: Area) -> None:
         area.slab.release(Slot(index, record.generation))
 
 
+@pytest.mark.parametrize("kind", ["copied", "rounded", "permuted", "scattered"])
+def test_a_launch_has_no_more_blocks_than_it_may(area: Area, kind: str, tmp_path: Path) -> None:
+    m, columns, device = 33, 20_000, area.kernels.device
+    host = torch.float32 if kind == "rounded" else torch.float16
+    parts = area.parts((m,), columns * host.itemsize)
+    out = poison(m, columns, torch.float16, 0, device)
+    order = torch.randperm(columns).int().to(device)
+    entry = "ql_cuda_scatter_rows" if kind == "scattered" else "ql_cuda_gather_rows"
+    cuda = torch.profiler.ProfilerActivity.CUDA
+    with torch.profiler.profile(activities=[cuda]) as profiled:
+        for most_blocks in MOST_BLOCKS:
+            area.most_blocks = most_blocks
+            rows = area.rows(parts, out, columns, host)
+            if kind == "permuted":
+                rows.permutation = order.data_ptr()
+            area.run(entry, rows)
+    trace = tmp_path / "trace.json"
+    profiled.export_chrome_trace(str(trace))
+    found = [event for event in json.loads(trace.read_text())["traceEvents"]
+             if "_rows" in event.get("name", "") and "grid" in event.get("args", {})]  # fmt: skip
+    launches = [event["args"] for event in sorted(found, key=lambda event: event["ts"])]
+    assert [math.prod(launch["grid"]) for launch in launches][1:] == [1, 3, 8]
+    assert math.prod(launches[0]["grid"]) >= m, "as many as it takes"
+    assert all(math.prod(launch["block"]) == 1024 for launch in launches[1:])
+
+
 def test_what_cannot_be_is_refused(area: Area) -> None:
     device, library = area.kernels.device, area.kernels.library
     out = torch.zeros((2, 8), dtype=torch.float16, device=device)
@@ -208,7 +246,7 @@ def test_what_cannot_be_is_refused(area: Area) -> None:
     scatter = "ql_cuda_scatter_rows"
     assert status() == status(scatter) == Status.OK
     assert status(m=-1) == status(m=3) == status(m=1) == status(row_stride=7) == Status.BAD_SHAPE
-    assert status(columns=1 << 31) == Status.BAD_SHAPE
+    assert status(columns=1 << 31) == status(most_blocks=-1) == Status.BAD_SHAPE
     assert status(host_dtype=9) == status(device_dtype=DType.F32) == Status.BAD_DTYPE
     assert status(scatter, host_dtype=DType.F32) == Status.BAD_DTYPE
     assert status(scatter, permutation=1) == Status.BAD_SHAPE

@@ -165,6 +165,6 @@ async def dispatch_benches(kernels: HostKernels) -> AsyncIterator[Make]:
 
 
 __all__ = [
-    "DENSE_NAME", "LAYERS", "ORDERED_NAME", "PLAIN_NAME", "DispatchBench", "K", "Make", "N",
-    "Told", "check", "dispatch_benches", "rows",
+    "DENSE_NAME", "LAYERS", "ORDERED_NAME", "PLAIN", "PLAIN_NAME", "DispatchBench", "K", "Make",
+    "N", "Told", "check", "dispatch_benches", "rows",
 ]  # fmt: skip

@@ -98,18 +98,25 @@ def test_the_figures_stand_beside_their_targets(loaded: Loaded, capsys: object) 
 
 
 def test_variants_are_read_as_they_are_shown(feed: NativeFeed) -> None:
-    for text in ("3:0", "4:8", "3:16:urgent"):
+    for text in ("3:0", "4:8", "3:16:urgent", "3:8:16", "3:8:0", "3:8:urgent:4"):
         assert str(Variant.read(text)) == text
     assert Variant.read("5") == Variant(5)
+    assert Variant.read("3:8:urgent:4") == Variant(3, 8, True, 4)
+    for text in ("urgent", "3:8:4:2", "3:8:urgent:urgent", "3:8:soon", "", "3:", "3:-1"):
+        with pytest.raises(ValueError, match="is no variant; expected STAGES"):
+            Variant.read(text)
 
 
 def test_products_leave_multiprocessors_alone_and_rows_may_go_first(
     loaded: Loaded, tmp_path: Path
 ) -> None:
-    made = NativeFeed(loaded, tmp_path, variant=Variant(2, 8, True), most_slots=8)
-    made.run(rate=0, seconds=0.02)
-    batch = CudaBatch()
-    made._gpu.kernels.library.fake_last_batch(ctypes.byref(batch))
-    assert batch.launch.plan[0].ctas == made._gpu.kernels.info.sm_count - 8
-    assert [stream.priority for stream in made._gpu.in_order] == [-1, 0, -1]
-    made.close()
+    for blocks, row_blocks in ((None, 8), (3, 3), (0, 0)):
+        made = NativeFeed(loaded, tmp_path, variant=Variant(2, 8, True, blocks), most_slots=8)
+        made.run(rate=0, seconds=0.02)
+        batch = CudaBatch()
+        made._gpu.kernels.library.fake_last_batch(ctypes.byref(batch))
+        assert batch.launch.plan[0].ctas == made._gpu.kernels.info.sm_count - 8
+        assert batch.x.most_blocks == 0, "it was alone"
+        assert made._direct.native._options.row_blocks == row_blocks
+        assert [stream.priority for stream in made._gpu.in_order] == [-1, 0, -1]
+        made.close()

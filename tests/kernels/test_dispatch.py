@@ -1,9 +1,11 @@
 """The native dispatcher with a library that pretends to be a GPU's: answers, ways, order, ends."""
 
 import asyncio
+import ctypes
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from dispatch_bench import (
     DENSE_NAME,
     ORDERED_NAME,
+    PLAIN,
     PLAIN_NAME,
+    DispatchBench,
     Make,
     check,
     dispatch_benches,
@@ -24,7 +28,8 @@ from test_cuda_streams import kernels  # noqa: F401 - a fixture
 
 from qlinear_service.dtypes import DType
 from qlinear_service.errors import DeadlineExceeded, Overloaded
-from qlinear_service.gpu.direct import TAUGHT_ROWS
+from qlinear_service.gpu.direct import LEAST_TO_SPARE, SPARE, TAUGHT_ROWS
+from qlinear_service.kernels.cuda_abi import CudaBatch, CudaPlan
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +118,81 @@ async def test_what_waits_while_all_stages_are_in_use_is_one_batch(make: Make, s
         assert outcome.batch_rows == 10
         assert outcome.queue_nanoseconds > 10e6
     assert not any(bench.batching.queue_rows().values())
+
+
+Way = tuple[int, int, int]
+
+SMS = 132
+"""Of the device that the library pretends to have, whose plans take all of them."""
+
+
+class Sent:
+    """How batches are sent: thread blocks of the product, most blocks of rows in and out."""
+
+    def __init__(self, bench: DispatchBench) -> None:
+        self.bench = bench
+        bench.library.fake_hang(1)
+
+    def last(self) -> Way:
+        batch = CudaBatch()
+        self.bench.library.fake_last_batch(ctypes.byref(batch))
+        return batch.launch.plan[0].ctas, batch.x.most_blocks, batch.y.most_blocks
+
+    async def two(self, x: torch.Tensor, **more: Any) -> tuple[Way, Way]:
+        """Return how a batch is sent, and one that finds it on the device."""
+        first, alone = self.bench.call(x, **more), self.last()
+        second = self.bench.call(x, **more)
+        await asyncio.sleep(0.02)
+        assert self.bench.library.fake_row_gathers() == 2
+        beside = self.last()
+        self.bench.library.fake_hang(0)
+        for told in (first, second):
+            check((await told)[0], x, PLAIN_NAME, **more)
+        return alone, beside
+
+
+@pytest.mark.parametrize(
+    ("dtype", "output", "blocks"),
+    [
+        # 80 bytes in and 48 out share the four blocks, 160 and 48, 80 and 96.
+        (torch.float16, DType.F16, (3, 1)),
+        (torch.float32, DType.F16, (3, 1)),
+        (torch.float16, DType.F32, (2, 2)),
+    ],
+)
+async def test_beside_others_rows_move_on_the_multiprocessors_that_products_leave(
+    make: Make, dtype: torch.dtype, output: DType, blocks: tuple[int, int]
+) -> None:
+    bench = make()
+    engine: Any = bench.batcher._engine
+    x_dtype = DType.F16 if dtype == torch.float16 else DType.F32
+    engine.teach(PLAIN, x_dtype, output)
+    alone, beside = await Sent(bench).two(rows(1, 1, dtype), output=output)
+    assert alone == (SMS - SPARE, 0, 0), "as many blocks as it takes"
+    assert beside == (SMS - SPARE, *blocks), "the same product: the same bits"
+    assert sum(blocks) == SPARE
+
+
+async def test_a_small_device_and_batch_invariant_products_leave_nothing(
+    make: Make,
+    kernels: HostKernels,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kernels.info, "sm_count", LEAST_TO_SPARE - 1)
+    assert await Sent(make()).two(rows(1)) == ((LEAST_TO_SPARE - 1, 0, 0),) * 2
+    monkeypatch.setattr(kernels.info, "sm_count", LEAST_TO_SPARE)
+    assert (await Sent(make()).two(rows(1)))[1] == (LEAST_TO_SPARE - SPARE, 3, 1)
+    monkeypatch.setattr(kernels, "batch_invariant", True)
+    assert await Sent(make()).two(rows(1)) == ((LEAST_TO_SPARE, 0, 0),) * 2
+
+
+async def test_what_the_host_computes_has_the_same_plan(make: Make) -> None:
+    bench = make()
+    plan = CudaPlan()
+    for _ in range(2):  # the first batch of its kind comes back, and is taught then
+        await bench.call(rows(1, TAUGHT_ROWS + 1))
+        bench.library.fake_last_plan(ctypes.byref(plan))
+        assert plan.ctas == SMS - SPARE
 
 
 async def test_layers_of_a_call_follow_each_other_and_are_answered_in_order(make: Make) -> None:

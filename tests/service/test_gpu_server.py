@@ -2,7 +2,9 @@
 
 import asyncio
 import time
-from typing import Any
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -17,13 +19,14 @@ from qlinear.v1 import linear_pb2_grpc as pb_grpc
 from qlinear_service import runners
 from qlinear_service import server as server_module
 from qlinear_service.config import BatchingConfig, KernelConfig, OptionError
-from qlinear_service.errors import OutOfDeviceMemory
-from qlinear_service.gpu.engine import GpuEngine
+from qlinear_service.errors import BuildError, OutOfDeviceMemory
+from qlinear_service.gpu import direct
+from qlinear_service.gpu.engine import STAGES, GpuEngine
 from qlinear_service.gpu.streams import CudaStreams
 from qlinear_service.kernels import reference
 from qlinear_service.kernels.backends import TorchKernels
 from qlinear_service.layers import LayerRegistry
-from qlinear_service.loaded import Loaded
+from qlinear_service.loaded import Loaded, Replica
 from qlinear_service.server import Server
 
 WAIT_SECONDS = 20
@@ -127,22 +130,84 @@ async def test_a_device_without_room_for_buffers_is_an_error_of_loading() -> Non
     assert await server.abandon()
 
 
-@pytest.mark.parametrize(("dispatcher", "chosen"), [("python", "batcher"), ("native", "native")])
-def test_the_native_dispatcher_is_for_who_asks(
+class Chosen:
+    """What brings calls together for a GPU that is made up, and how many batches it has."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.engine = object.__new__(GpuEngine)
+        self.engine.sees_slab = True
+        self.gpu: Any = object.__new__(CudaStreams)
+        self.gpu.kernels = SimpleNamespace(library="the library")
+        self.known: list[object] = []
+        self.stages = 0
+        patch.setattr(runners, "new_runner", self._runner)
+        patch.setattr(runners, "dispatching", self.known.append)
+        patch.setattr(runners, "_dispatching", lambda *_: "native")
+        patch.setattr(runners, "_python_batching", lambda *_: "python")
+
+    def _runner(self, *_: object, stages: int) -> GpuEngine:
+        self.stages = stages
+        return self.engine
+
+    def of(self, dispatcher: str, **held: Any) -> tuple[object, int]:
+        made, nothing = replace(loaded(self.gpu), **held), cast(Any, None)
+        asked = config() if dispatcher == "default" else config(dispatcher=dispatcher)
+        found = runners.new_batching(
+            made, asked, nothing, nothing, clock=time.monotonic, metrics=nothing
+        )
+        return found, self.stages
+
+
+@pytest.mark.parametrize(
+    ("dispatcher", "chosen"),
+    [("default", "native"), ("auto", "native"), ("native", "native"), ("python", "python")],
+)
+def test_one_gpu_has_the_native_dispatcher_unless_told_otherwise(
     dispatcher: str, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = object.__new__(GpuEngine)
-    monkeypatch.setattr(runners, "new_runner", lambda *_: engine)
-    monkeypatch.setattr(runners, "_dispatching", lambda *_: "native")
-    monkeypatch.setattr(runners, "_python_batching", lambda *_, **__: "batcher")
-    held: Any = loaded(object.__new__(CudaStreams))  # type: ignore[arg-type]
-    nothing: Any = None
-    found: Any = runners.new_batching(
-        held, config(dispatcher=dispatcher), nothing, nothing, clock=time.monotonic, metrics=nothing
-    )
-    assert found == chosen
+    made = Chosen(monkeypatch)
+    assert made.of(dispatcher) == (chosen, direct.STAGES if chosen == "native" else STAGES)
+
+
+@pytest.mark.parametrize("dispatcher", ["auto", "native"])
+def test_cpus_and_several_gpus_have_pythons_queue(
+    dispatcher: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Chosen(monkeypatch)
+    replica = Replica("cuda:0", made.gpu, LAYERS)
+    assert made.of(dispatcher, gpu=None) == ("python", STAGES)
+    assert made.of(dispatcher, gpu=FakeGpu()) == ("python", STAGES), "one made of several"
+    assert made.of(dispatcher, replicas=(replica, replica)) == ("python", STAGES)
+    assert made.known == [], "there is nothing to ask the library for"
+
+
+def test_kernels_that_do_not_see_the_slab_leave_python_its_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = Chosen(monkeypatch)
+    made.engine.sees_slab = False
+    assert made.of("auto")[0] == "python"
+    assert made.of("native")[0] == "native", "it was asked for"
+
+
+def test_a_library_without_a_dispatcher_is_an_error_only_for_who_asks_for_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = Chosen(monkeypatch)
+
+    def old(library: object) -> None:
+        raise BuildError("the GPU kernels have no dispatcher: build them again")
+
+    monkeypatch.setattr(runners, "dispatching", old)
+    assert made.of("auto") == ("python", STAGES)
+    (line,) = caplog.messages
+    assert line.startswith("python_dispatches")
+    assert "have no dispatcher" in line
+    with pytest.raises(BuildError, match="have no dispatcher"):
+        made.of("native")
+    assert made.of("python") == ("python", STAGES)
 
 
 def test_an_unknown_dispatcher_is_refused() -> None:
-    with pytest.raises(OptionError, match=r"dispatcher.*is 'both'; expected python, native"):
+    with pytest.raises(OptionError, match=r"dispatcher.*is 'both'; expected auto, python, native"):
         BatchingConfig(dispatcher="both")

@@ -146,7 +146,7 @@ class DispatchOptions(ctypes.Structure):
         ("stages", ctypes.POINTER(DispatchStage)),
         *((name, ctypes.c_int32) for name in ("stages_count", "most_running", "most_chained")),
         *((name, ctypes.c_int32) for name in ("table_rows", "spins", "starts_lone", "done_fd")),
-        *(("reserved", ctypes.c_int32), ("idle_spin_seconds", ctypes.c_double)),
+        *(("row_blocks", ctypes.c_int32), ("idle_spin_seconds", ctypes.c_double)),
         *(("slab", ctypes.c_void_p), ("slot_unit_bytes", ctypes.c_int64)),
         *((name, ctypes.c_void_p) for name in ("in_stream", "out_stream")),
         ("launch", CudaLaunch),

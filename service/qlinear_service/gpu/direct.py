@@ -21,7 +21,7 @@ from qlinear_service.gpu.stages import TABLE_BYTES
 from qlinear_service.gpu.streams import SHORTEST_NANOSECONDS, CudaStreams
 from qlinear_service.gpu.ways import TABLE_ROWS
 from qlinear_service.kernels.abi import LinearParams
-from qlinear_service.kernels.cuda_abi import CudaDevice, CudaPlan
+from qlinear_service.kernels.cuda import CudaKernels
 from qlinear_service.layers import QuantizedLinear
 from qlinear_service.results import BatchResult
 from qlinear_service.slots import Slab
@@ -40,6 +40,13 @@ ITEM_BYTES = 2
 TAUGHT_ROWS = 64
 """Batches of up to so many rows are known from the start, for x and results of a layer's own dtype;
 others when they first come."""
+
+SPARE = 4
+"""Multiprocessors that products leave to the kernels that move rows of other batches. Many plans
+use 128 of an H200's 132 anyway, and are as they were."""
+
+LEAST_TO_SPARE = 64
+"""A device with fewer multiprocessors leaves none."""
 
 IDLE_SPIN_SECONDS = 100e-6
 """How long the dispatcher's thread looks for more before it sleeps, where it may spin at all: being
@@ -78,8 +85,12 @@ class DirectEngine:
         slab: where activations lie.
         limits: of the dispatcher's queue.
         most_running: batches that may be with the GPU at a time.
-        spare: multiprocessors that products leave to the kernels that move rows, which otherwise
-            wait for the end of one. Not in batch-invariant mode: it would change bits.
+        spare: multiprocessors that products leave to the kernels that move rows of other batches,
+            which otherwise wait for the end of one; None: as suits the device. All products do,
+            whatever runs beside them, as the same batch has the same bits.
+        row_blocks: of those kernels, both together, of batches that are not alone, so that they
+            stay on these multiprocessors; 0: as many as they take; None: one for each that
+            products leave.
 
     Raises:
         BuildError: the library has no dispatcher.
@@ -95,10 +106,13 @@ class DirectEngine:
         slab: Slab,
         limits: QueueLimits,
         most_running: int,
-        spare: int = 0,
+        spare: int | None = None,
+        row_blocks: int | None = None,
     ) -> None:
         self._engine, self._streams = engine, streams
-        self._spare = 0 if streams.kernels.batch_invariant else spare
+        left = _spare_of(streams.kernels, spare)
+        streams.kernels.leave(left)
+        self._row_blocks = left if row_blocks is None else row_blocks
         self._recovery: WorkerThread | None = None
         self._direct = {
             layer.spec.name: layer
@@ -164,7 +178,7 @@ class DirectEngine:
         )
         options.stages_count = options.most_running = most_running
         options.most_chained = self._engine.most_chained
-        options.table_rows = TABLE_ROWS
+        options.table_rows, options.row_blocks = TABLE_ROWS, self._row_blocks
         options.spins, options.starts_lone = streams.spins, True
         options.idle_spin_seconds = IDLE_SPIN_SECONDS
         options.slab, options.slot_unit_bytes = slab.address, SMALLEST_SLOT_BYTES
@@ -246,19 +260,13 @@ class DirectEngine:
         self._taught.add(key)
         multiplied = layer.spec.compute_dtype if x_dtype is DType.F32 else x_dtype
         plan = self._streams.kernels.plan(layer, rows, multiplied, y_dtype)
-        if self._spare:
-            self._leave_room(layer, rows, multiplied, y_dtype, plan)
         self.native.plan(form, x_dtype, y_dtype, rows, plan)
 
-    def _leave_room(
-        self, layer: QuantizedLinear, rows: int, x_dtype: DType, y_dtype: DType, plan: CudaPlan
-    ) -> None:
-        """Make `plan` the planner's for fewer multiprocessors than there are."""
-        kernels = self._streams.kernels
-        params = LinearParams.from_buffer_copy(kernels.known.of(layer, kernels.device).params)
-        params.m, params.x_dtype, params.y_dtype = rows, x_dtype, y_dtype
-        params.x_row_stride, params.y_row_stride = params.k, params.n
-        fewer = CudaDevice.from_buffer_copy(kernels.info)
-        fewer.sm_count -= self._spare
-        status = kernels.library.ql_cuda_plan_linear(params, fewer, kernels.runtime.flags, plan)
-        kernels.runtime.check(status, f"plan m={rows} {layer.spec.shape}")
+
+def _spare_of(kernels: CudaKernels, asked: int | None) -> int:
+    """Return how many multiprocessors products leave alone."""
+    if kernels.batch_invariant:
+        return 0
+    if asked is None:
+        return SPARE if kernels.info.sm_count >= LEAST_TO_SPARE else 0
+    return asked

@@ -12,7 +12,7 @@ import torch
 
 from qlinear_service.dtypes import DType
 from qlinear_service.kernels.abi import GatherParams, LinearParams
-from qlinear_service.kernels.cuda_abi import CudaFlag, CudaPlan, Status
+from qlinear_service.kernels.cuda_abi import CudaDevice, CudaFlag, CudaPlan, Status
 from qlinear_service.kernels.cuda_reads import Reads
 from qlinear_service.kernels.cuda_runtime import CudaRuntime, DeviceLost, Events, named
 from qlinear_service.kernels.known_layers import KnownLayers
@@ -74,6 +74,7 @@ class CudaKernels:
             + ", batch-invariant"
             * batch_invariant
         )
+        self._fewer: CudaDevice | None = None  # as it is to be planned for, if not as it is
         self._tuned = TunedPlans(tables, Planner(self.library), self.info, flags)
         self.known = KnownLayers(self._tuned)
         """What is worked out once for each layer."""
@@ -112,9 +113,25 @@ class CudaKernels:
     def plan(
         self, layer: QuantizedLinear, rows: int, x_dtype: DType, output_dtype: DType
     ) -> CudaPlan:
-        """Return how `linear` cuts such a product; launches nothing."""
+        """Return how batches cut such a product; launches nothing.
+
+        `linear` does so, too, unless multiprocessors are to be left alone.
+        """
         params = LinearParams.from_buffer_copy(self._params_of(layer))
-        return self._plan(params, rows, x_dtype, output_dtype)
+        plan = self._plan(params, rows, x_dtype, output_dtype)
+        on_each = -(-plan.ctas // self.info.sm_count)
+        if self._fewer is None or plan.ctas <= on_each * self._fewer.sm_count:
+            return plan
+        leaving = self._planned(params, self._fewer)
+        # Another kernel may not have been tested.
+        return leaving if leaving.kernel == plan.kernel else plan
+
+    def leave(self, multiprocessors: int) -> None:
+        """Let each `plan` from now on leave so many multiprocessors to other kernels; 0: none."""
+        self._fewer = None
+        if multiprocessors:
+            self._fewer = CudaDevice.from_buffer_copy(self.info)
+            self._fewer.sm_count -= multiprocessors
 
     def _plan(
         self, params: LinearParams, rows: int, x_dtype: DType, output_dtype: DType
@@ -125,9 +142,12 @@ class CudaKernels:
         tuned = None if plans is None else plans.plan(params)
         if tuned is not None:
             return CudaPlan.from_buffer_copy(tuned)
+        return self._planned(params, self.info)
+
+    def _planned(self, params: LinearParams, device: CudaDevice) -> CudaPlan:
         plan = CudaPlan()
-        status = self.library.ql_cuda_plan_linear(params, self.info, self.runtime.flags, plan)
-        operation = f"plan m={rows} n={params.n} k={params.k} bits={params.bits}"
+        status = self.library.ql_cuda_plan_linear(params, device, self.runtime.flags, plan)
+        operation = f"plan m={params.m} n={params.n} k={params.k} bits={params.bits}"
         self.runtime.check(status, operation)
         return plan
 

@@ -107,6 +107,7 @@ class CudaRows(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("parts", "table", "permutation", "device_rows")),
         *((name, ctypes.c_int64) for name in ("parts_count", "m", "columns", "row_stride")),
         *((name, ctypes.c_int32) for name in ("host_dtype", "device_dtype")),
+        *((name, ctypes.c_int32) for name in ("most_blocks", "reserved")),
     ]
 
 
