@@ -16,7 +16,7 @@ DEFAULT_REPLAYS, QUICK_REPLAYS, LEAST_REPLAYS = 40, 15, 3
 DEFAULT_BUDGET_SECONDS = 280.0
 SWEEP_SECONDS = 8.0
 QUICK_SHAPES, QUICK_ROWS = "l7b.o,l8b.gateup,l70b.down", "1,16,64"
-PEERS = ("cublas", "humming")
+PEERS = ("cublas", "humming", "dequantized")
 AS_GPU = "as-"
 OTHER_GPUS = {f"{AS_GPU}{gpu.name}": gpu for gpu in GPUS if gpu.major == 8}
 """Modes in which plans for another GPU run here."""
@@ -39,6 +39,11 @@ variants (--variants)
   f16   float16 x, scales and y, symmetric 4-bit codes, groups of 128; also the peers'
   bf16  the same in bfloat16        zp    with zero points
   g32   groups of 32                8bit  8-bit codes
+
+peers (--peers)
+  cublas       float16 weights, the faster of both orders     humming  package humming-kernels
+  dequantized  from 1024 rows on: weights dequantized by our library, whole or in slabs that fit
+               into the L2 cache, and multiplied by cuBLAS; no server works so
 
 examples
   qlinear bench kernel --json all.json --plot floor.png
@@ -113,7 +118,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--shapes", metavar="LIST", help="names, patterns or KxN (default: ten layers of Llamas)")
     add("--rows", metavar="LIST", help="of x: numbers, or 'extended' (default: 1,8,16,32,64)")
     add("--variants", metavar="LIST", help="see below; or 'none': f16 alone (default: all)")
-    add("--peers", default="cublas,humming", metavar="LIST", help="or none (default: both)")
+    add(
+        "--peers",
+        default="cublas,humming",
+        metavar="LIST",
+        help="or none (default: cublas,humming)",
+    )
     add("--peer-variants", default="f16", metavar="LIST", help="where peers compete (default: f16)")
     add(
         "--also",
