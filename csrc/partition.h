@@ -20,8 +20,7 @@ constexpr int blocks_per_warp(int token_blocks) { return token_blocks >= 16 ? 1 
 constexpr int warp_columns(int token_blocks) {
   return blocks_per_warp(token_blocks) * layout::kTileN;
 }
-inline constexpr int kTokens = 8;  // rows of x in one mma operand
-inline constexpr int kMaxTokenBlocks = 16;
+inline constexpr int kTokens = 8;          // rows of x in one mma operand
 inline constexpr int kWarpgroupWarps = 4;  // whose warps multiply together on Hopper
 inline constexpr int kMaxStages = 8;
 inline constexpr int kMaxStagesAlone = 4;  // where warps copy for themselves
@@ -36,9 +35,11 @@ inline constexpr int kCopyThreads = 128;
 inline constexpr int kCopyRegisters = 24;
 inline constexpr int kFeeders = 3;  // of those warps that copy at all
 // Threads that multiply beside them, and the registers that each has then, in steps of 8.
-constexpr int fed_max_threads(int token_blocks) { return token_blocks <= 2 ? 384 : 512; }
+constexpr int fed_max_threads(int token_blocks) {
+  return token_blocks <= 2 || token_blocks > 16 ? 384 : 512;
+}
 constexpr int fed_registers(int token_blocks) {
-  return token_blocks == 1 ? 96 : token_blocks == 2 ? 160 : 112;
+  return token_blocks == 1 ? 96 : token_blocks == 2 || token_blocks > 16 ? 160 : 112;
 }
 // With which the kernel starts: those of one row block leave room for a second thread block.
 constexpr int fed_bound(int token_blocks) {
@@ -49,7 +50,7 @@ constexpr int fed_blocks_per_warp(int token_blocks) { return token_blocks <= 2 ?
 // Whether weights are rounded to 16 bits before they are multiplied, beside many rows of x or where
 // groups are short: sums of groups that are scaled one by one would cost more.
 constexpr bool fed_rounded(int token_blocks, bool fine_groups) {
-  return token_blocks >= 16 || (token_blocks >= 4 && fine_groups);
+  return token_blocks >= 16 || fine_groups;
 }
 // Of a tile's row blocks, how many are added up and stored at a time.
 constexpr int fed_part_blocks(int token_blocks) { return token_blocks >= 16 ? 4 : token_blocks; }

@@ -20,7 +20,7 @@ struct FedKernel {
   static constexpr int kBlocks = partition::fed_blocks_per_warp(kTokenBlocks);
   static constexpr bool kRounded = partition::fed_rounded(kTokenBlocks, kFineGroups);
   // Beside many rows of x the sums of x cost more than they save.
-  static constexpr bool kRaw = kTokenBlocks <= 2;
+  static constexpr bool kRaw = kTokenBlocks <= 2 && !kRounded;
   using Step = cuda::Step<Dtype, kBits, kTokenBlocks, kBlocks, kFineGroups || kRounded, kRaw>;
   using Format = typename Step::Format;
   using BlockSums = typename Step::BlockSums;
@@ -226,7 +226,13 @@ struct FedKernel {
       const auto slots = [&] { return take(); };
       const auto back = [&](const Slot& slot) { give_back(slot); };
       if constexpr (kRounded) {
-        RoundedRun<Dtype, kBits, kTokenBlocks>(step).run(totals[0], steps, slots, back);
+        if constexpr (has_plain_loop(kBits, kTokenBlocks)) {
+          if (!args.step.has_zeros && args.step.groups_per_step == 1) {
+            RoundedRun<Dtype, kBits, kTokenBlocks, true>(step).run(totals[0], steps, slots, back);
+            return;
+          }
+        }
+        RoundedRun<Dtype, kBits, kTokenBlocks, false>(step).run(totals[0], steps, slots, back);
       } else if (is_plain<Dtype>(args.step)) {
         ExactRun<Dtype, kBits, kTokenBlocks, true>(step).run(totals[0], steps, slots, back);
       } else {
@@ -235,7 +241,11 @@ struct FedKernel {
     } else {
       for (; steps > 0; --steps) {
         const Slot slot = take();
-        step.run(totals, slot.at);
+        if constexpr (kRounded) {
+          step.run_rounded(totals, slot.at);
+        } else {
+          step.run(totals, slot.at);
+        }
         give_back(slot);
       }
     }

@@ -13,28 +13,30 @@ struct LinearForm {
 constexpr LinearForm kForms[] = {
     {1, Form::kAlone},         {2, Form::kAlone},         {4, Form::kAlone},
     {8, Form::kAlone},         {1, Form::kFed},           {2, Form::kFed},
-    {4, Form::kFedWarpgroups}, {8, Form::kFedWarpgroups}, {16, Form::kFedWarpgroups}};
-constexpr int kLinearForms = 9, kAloneForms = 4;
+    {4, Form::kFedWarpgroups}, {8, Form::kFedWarpgroups}, {16, Form::kFedWarpgroups},
+    {24, Form::kFedWarpgroups}};
+constexpr int kLinearForms = 10, kAloneForms = 4;
 inline constexpr int kGroupForms = 2;  // groups of 128 and more; groups of 32 and 64
 inline constexpr int kFormats = 4;     // {fp16, bf16} x {4, 8 bits}
 
 constexpr bool fine_groups(int64_t group_size) { return group_size == 32 || group_size == 64; }
 
-// Tiles of the most rows are left out where they gain least: half as many serve as well.
+// Tiles of the most rows are left out where they gain least: fewer serve as well.
 constexpr bool has_kernel(LinearForm form, int bits, bool fine) {
-  return form.form == Form::kAlone ? form.token_blocks < 8 || (bits == 4 && !fine)
-                                   : form.token_blocks < 16 || !fine;
+  return form.form == Form::kAlone
+             ? form.token_blocks < 8 || (bits == 4 && !fine)
+             : form.token_blocks < 16 || (!fine && (form.token_blocks == 16 || bits == 4));
 }
 // Fed kernels that round weights take groups of any size: there is one for all.
 constexpr bool one_for_all_groups(LinearForm form) {
-  return form.form == Form::kFedWarpgroups && partition::fed_rounded(form.token_blocks, false);
+  return form.form != Form::kAlone && partition::fed_rounded(form.token_blocks, false);
 }
 // Whether a form serves groups of such a size, and whether it rounds weights then.
 constexpr bool serves(LinearForm form, int bits, bool fine) {
   return has_kernel(form, bits, fine && !one_for_all_groups(form));
 }
 constexpr bool rounds(LinearForm form, bool fine) {
-  return form.form == Form::kFedWarpgroups && partition::fed_rounded(form.token_blocks, fine);
+  return form.form != Form::kAlone && partition::fed_rounded(form.token_blocks, fine);
 }
 
 // A kernel's place among formats, forms and group forms. Numbers run through those that there are.

@@ -243,7 +243,7 @@ const char* plan_fault(const ql_linear_params& params, const ql_cuda_device& dev
                    params.group_size) < 0) {
     return "token_blocks must be 4 at most with 8 bits or groups of 32 or 64, where copy_warp is 0";
   }
-  if (plan.warpgroups != 0 && !may_round(params) &&
+  if (plan.copy_warp != 0 && !may_round(params) &&
       partition::fed_rounded(plan.token_blocks, fine_groups(params.group_size))) {
     return "this kernel rounds weights to x's 16 bits; it needs results no finer than those, "
            "scales "
@@ -325,17 +325,22 @@ void for_each_candidate(const ql_linear_params& params, const ql_cuda_device& de
   }
   if (invariant || !has_copy_engine(device) || !x_can_be_copied(params)) return;
   const int few = token_blocks_for(params, Form::kFed);
+  if (few == 0) return;  // weights may not be rounded, and groups are short
   if (few * kTokens >= params.m) {
     see_fed(params, device, few, false, see);
     return;
   }
+  const bool fine = fine_groups(params.group_size);
   const int many = token_blocks_for(params, Form::kFedWarpgroups);
-  if (many == 0) {  // weights may not be rounded, and groups are short
-    see_fed(params, device, few, false, see);
-    return;
+  // Several tiles of fewer rows may fill the device better than one of many.
+  constexpr int kFewest = 8;
+  for (const LinearForm& form : kForms) {
+    const int blocks = form.token_blocks;
+    if (form.form == Form::kFedWarpgroups && serves(form, params.bits, fine) &&
+        (blocks == many || (blocks < many && blocks >= kFewest))) {
+      see_fed(params, device, blocks, true, see);
+    }
   }
-  see_fed(params, device, many, true, see);
-  if (many == partition::kMaxTokenBlocks) see_fed(params, device, many / 2, true, see);
 }
 
 ql_cuda_plan choose_plan(const ql_linear_params& params, const ql_cuda_device& device, int flags) {

@@ -26,11 +26,12 @@ struct FormTimes {
   double start;  // beside what every form takes
 };
 constexpr FormTimes times_of(int token_blocks) {
-  return token_blocks == 1   ? FormTimes{0.0240, 0.147, 1.54}
-         : token_blocks == 2 ? FormTimes{0.0212, 0.239, 1.24}
-         : token_blocks == 4 ? FormTimes{0.0295, 0.113, 1.82}
-         : token_blocks == 8 ? FormTimes{0.0357, 0.228, 0.69}
-                             : FormTimes{0.0731, 0.171, 2.06};
+  return token_blocks == 1    ? FormTimes{0.0240, 0.147, 1.54}
+         : token_blocks == 2  ? FormTimes{0.0212, 0.239, 1.24}
+         : token_blocks == 4  ? FormTimes{0.0295, 0.113, 1.82}
+         : token_blocks == 8  ? FormTimes{0.0357, 0.228, 0.69}
+         : token_blocks == 16 ? FormTimes{0.0731, 0.171, 2.06}
+                              : FormTimes{0.1097, 0.171, 2.06};
 }
 constexpr double kReadBytes = 4.17e6;   // a microsecond, all together
 constexpr double kFixedShare = 0.10;    // of the rate, that no other multiprocessor can use
@@ -38,8 +39,10 @@ constexpr double kL2BytesOfOne = 82e3;  // weights and x, by one multiprocessor
 constexpr double kName = 0.174;         // what a copying warp needs to name the boxes of a step
 constexpr double kWarp = 0.033;         // what each warp of a thread block adds to its start
 constexpr double kTileEnd = 1.36;
-constexpr double kShare = 0.09;                            // what a cluster takes to add up, beside
-constexpr double kAddBlock = 0.188;                        // 8 rows of an n-block, by a warp
+constexpr double kShallow = 0.4;     // a warpgroup's ring of two slots, against deeper ones
+constexpr double kManyTiles = 0.01;  // of a warpgroup's tile: each asks the second cache for x
+constexpr double kShare = 0.09;      // what a cluster takes to add up, beside
+constexpr double kAddBlock = 0.188;  // 8 rows of an n-block, by a warp
 constexpr double kDirectEnd = 1.77, kDirectBlock = 0.046;  // where warps store, and for 8 rows
 
 double fed_time(const ql_linear_params& params, const ql_cuda_device& device,
@@ -73,7 +76,9 @@ double fed_time(const ql_linear_params& params, const ql_cuda_device& device,
                                  : kTileEnd + (plan.cluster > 1 ? kShare : 0.0) + adding;
   const double name = rounds * steps / plan.cluster * kName;
   const double time = std::max({read, through_l2, name, compute}) + rounds * tile_end;
-  return times.start + kWarp * plan.warps_n * plan.warps_k +
+  const double shallow = plan.warpgroups != 0 && plan.stages == 2 ? kShallow : 0.0;
+  const double many = plan.warpgroups != 0 ? kManyTiles * static_cast<double>(tiles) : 0.0;
+  return times.start + kWarp * plan.warps_n * plan.warps_k + shallow + many +
          overlapping_time(device, plan.ctas, time);
 }
 
@@ -158,6 +163,11 @@ void see_fed(const ql_linear_params& params, const ql_cuda_device& device, int t
         see_tile(params, device, clusters, per_sm, plan, see);
       }
       last = least;
+    }
+    // Of many tiles it matters less that their last round is full than how many warps are busy.
+    for (int64_t wanted = kWarps; warpgroups && m_tiles > 1 && wanted <= most; wanted += kWarps) {
+      plan.tile_blocks = static_cast<int32_t>(wanted);
+      see_tile(params, device, clusters, per_sm, plan, see);
     }
   }
 }

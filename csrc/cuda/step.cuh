@@ -15,6 +15,27 @@ namespace qlinear::cuda {
 using partition::kStepK;
 using partition::kTokens;
 
+// (a[0], a[2]: row g; a[1], a[3]: row g + 8) times the scale of its row.
+template <typename Dtype>
+__device__ __forceinline__ void scale_operand(uint32_t (&a)[4], uint32_t low, uint32_t high);
+template <>
+__device__ __forceinline__ void scale_operand<F16>(uint32_t (&a)[4], uint32_t low, uint32_t high) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(a[i]) : "r"(i % 2 == 0 ? low : high));
+  }
+}
+template <>
+__device__ __forceinline__ void scale_operand<BF16>(uint32_t (&a)[4], uint32_t low, uint32_t high) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    // a * b - 0: sm_90 has a product of its own, whose name ptxas of CUDA 12 does not know.
+    asm("fma.rn.bf16x2 %0, %0, %1, %2;"
+        : "+r"(a[i])
+        : "r"(i % 2 == 0 ? low : high), "r"(0x80008000u));
+  }
+}
+
 template <typename Dtype, int kBits, int kTokenBlocks, int kBlocks, bool kFineGroups, bool kRaw>
 struct Step {
   using Format = ChosenCodes<Dtype, kBits, kRaw>;
@@ -93,6 +114,15 @@ struct Step {
     if (Format::kOffset || !args.has_zeros) return symmetric;
     const uint32_t pair = load_zero_pair(at, j, k16);
     return Format::zeros(pair & 0xff, pair >> 8);
+  }
+
+  // Scales of a lane's rows g and g + 8, twice each, as scale_operand takes them; of x's dtype.
+  struct Pair {
+    uint32_t low, high;
+  };
+  __device__ __forceinline__ Pair load_pair(const Place& at, int j, int k16) const {
+    const uint32_t scales = load_shared_4(at.scales + pair_of(j, k16) * 2);
+    return {__byte_perm(scales, 0u, 0x1010), __byte_perm(scales, 0u, 0x3232)};
   }
 
   // totals += scale * (sums - zero * sums of x) for one n-block.
@@ -239,6 +269,42 @@ struct Step {
         for (int j = 0; j < kBlocks; ++j) {
           apply_scales(totals[j], sums[j], x_sums, scales[j], at, j, k16);
         }
+      }
+    }
+  }
+
+  // The same with weights that are rounded to 16 bits, scale and all, so that sums run through all
+  // of k.
+  __device__ __forceinline__ void run_rounded(Totals& totals, const Place& at) const {
+    if (args.has_zeros) {
+      add_rounded<true>(totals, at);
+    } else {
+      add_rounded<false>(totals, at);
+    }
+  }
+
+  template <bool kZeros>
+  __device__ __forceinline__ void add_rounded(Totals& totals, const Place& at) const {
+    const uint32_t row = at.x + matrix_row();
+    Words words[kBlocks];
+    typename Format::Zeros zeros[kBlocks];
+    Pair scales[kBlocks];
+    RowsOfX b;
+#pragma unroll
+    for (int k16 = 0; k16 < kStepK16; ++k16) {
+      load_rows(b, row, k16);
+#pragma unroll
+      for (int j = 0; j < kBlocks; ++j) {
+        if (k16 % kTileK16 == 0) load_words(words[j], at, j, k16 / kTileK16);
+        if (k16 % kGroupK16 == 0) {
+          scales[j] = load_pair(at, j, k16);
+          if (kZeros) zeros[j] = exact_zeros(at, j, k16);
+        }
+        uint32_t a[4];
+        Format::operand(a, &words[j][k16 % kTileK16 * Format::kWords],
+                        kZeros ? zeros[j] : symmetric);
+        scale_operand<Dtype>(a, scales[j].low, scales[j].high);
+        multiply(totals[j], a, b, k16);
       }
     }
   }

@@ -14,27 +14,6 @@
 
 namespace qlinear::cuda {
 
-// (a[0], a[2]: row g; a[1], a[3]: row g + 8) times the scale of its row.
-template <typename Dtype>
-__device__ __forceinline__ void scale_operand(uint32_t (&a)[4], uint32_t low, uint32_t high);
-template <>
-__device__ __forceinline__ void scale_operand<F16>(uint32_t (&a)[4], uint32_t low, uint32_t high) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(a[i]) : "r"(i % 2 == 0 ? low : high));
-  }
-}
-template <>
-__device__ __forceinline__ void scale_operand<BF16>(uint32_t (&a)[4], uint32_t low, uint32_t high) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    // a * b - 0: sm_90 has a product of its own, whose name ptxas of CUDA 12 does not know.
-    asm("fma.rn.bf16x2 %0, %0, %1, %2;"
-        : "+r"(a[i])
-        : "r"(i % 2 == 0 ? low : high), "r"(0x80008000u));
-  }
-}
-
 // Products of `operands`, one after the other, with x from this place on.
 template <typename Step, typename Dtype, int kTokenBlocks, int kBatch>
 __device__ __forceinline__ void start_products(float (&sums)[kTokenBlocks][4],
@@ -134,43 +113,42 @@ struct ExactRun {
   }
 };
 
-// Takes scales wherever their group begins, so one kernel serves groups of all sizes.
-template <typename Dtype, int kBits, int kTokenBlocks>
+// Whether weights that are rounded have a loop of their own for the most common layers.
+constexpr bool has_plain_loop(int bits, int token_blocks) {
+  return bits == 4 && token_blocks >= 16;
+}
+
+// Takes scales wherever their group begins, so one kernel serves groups of all sizes; but for plain
+// layers of coarse groups.
+template <typename Dtype, int kBits, int kTokenBlocks, bool kPlain>
 struct RoundedRun {
   using Step = cuda::Step<Dtype, kBits, kTokenBlocks, 1, true, false>;
   using Format = typename Step::Format;
   using BlockSums = typename Step::BlockSums;
   using Place = typename Step::Place;
-  static constexpr int kBatch = 2;  // products committed together: 32 k, the smallest group
+  // Products committed together; beside another loop of the same kernel there are few registers.
+  static constexpr int kBatch = kPlain || !has_plain_loop(kBits, kTokenBlocks) ? 2 : 1;
   static constexpr int kBatches = Step::kStepK16 / kBatch;
   using Operands = uint32_t[kBatch][4];
 
   const Step& step;
   typename Step::Words words;
   typename Format::Zeros zeros;
-  uint32_t low = 0, high = 0;  // scales of a lane's rows g and g + 8, twice each
+  typename Step::Pair scales{};
 
   __device__ __forceinline__ explicit RoundedRun(const Step& s) : step(s), zeros(s.symmetric) {}
-
-  __device__ __forceinline__ void load_group(const Place& at, int k16) {
-    const int pair = step.pair_of(0, k16);
-    const uint32_t scales = load_shared_4(at.scales + pair * 2);
-    low = __byte_perm(scales, 0u, 0x1010);
-    high = __byte_perm(scales, 0u, 0x3232);
-    if (step.args.has_zeros) {
-      const uint32_t codes = load_shared_2(at.zeros + pair);
-      zeros = Format::zeros(codes & 0xff, codes >> 8);
-    }
-  }
 
   __device__ __forceinline__ void prepare(Operands& operands, const Place& at, int batch) {
     const int first = batch * kBatch;
     if (first % Step::kTileK16 == 0) step.load_words(words, at, 0, first / Step::kTileK16);
-    if (batch == 0 || step.args.groups_per_step > 1) load_group(at, first);
+    if (first == 0 || (!kPlain && first % Step::kGroupK16 == 0 && step.args.groups_per_step > 1)) {
+      scales = step.load_pair(at, 0, first);
+      if (!kPlain && step.args.has_zeros) zeros = step.exact_zeros(at, 0, first);
+    }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       Format::operand(operands[i], &words[(first + i) % Step::kTileK16 * Format::kWords], zeros);
-      scale_operand<Dtype>(operands[i], low, high);
+      scale_operand<Dtype>(operands[i], scales.low, scales.high);
     }
   }
 

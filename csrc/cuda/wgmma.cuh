@@ -35,6 +35,8 @@ struct WarpgroupProduct;
 #define QL_SUMS(block) \
   "+f"(sums[block][0]), "+f"(sums[block][1]), "+f"(sums[block][2]), "+f"(sums[block][3])
 #define QL_SUMS_4(first) QL_SUMS(first), QL_SUMS(first + 1), QL_SUMS(first + 2), QL_SUMS(first + 3)
+#define QL_SUMS_16(first) \
+  QL_SUMS_4(first), QL_SUMS_4(first + 4), QL_SUMS_4(first + 8), QL_SUMS_4(first + 12)
 
 #define QL_PLACES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define QL_PLACES_16 QL_PLACES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
@@ -45,6 +47,11 @@ struct WarpgroupProduct;
   QL_PLACES_32                                                                                   \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, " \
   "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+#define QL_PLACES_96                                                                             \
+  QL_PLACES_64                                                                                   \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, " \
+  "%82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 
 #define QL_WARPGROUP_PRODUCT(DTYPE, NAME, BLOCKS, COLUMNS, PLACES, A, LOW, HIGH, ADD, ...)       \
   template <>                                                                                    \
@@ -70,17 +77,21 @@ struct WarpgroupProduct;
   QL_WARPGROUP_PRODUCT(DTYPE, NAME, 8, "64", QL_PLACES_32, "%32, %33, %34, %35", "%36", "%37",     \
                        "%38", QL_SUMS_4(0), QL_SUMS_4(4))                                          \
   QL_WARPGROUP_PRODUCT(DTYPE, NAME, 16, "128", QL_PLACES_64, "%64, %65, %66, %67", "%68", "%69",   \
-                       "%70", QL_SUMS_4(0), QL_SUMS_4(4), QL_SUMS_4(8), QL_SUMS_4(12))
+                       "%70", QL_SUMS_16(0))                                                       \
+  QL_WARPGROUP_PRODUCT(DTYPE, NAME, 24, "192", QL_PLACES_96, "%96, %97, %98, %99", "%100", "%101", \
+                       "%102", QL_SUMS_16(0), QL_SUMS_4(16), QL_SUMS_4(20))
 
 QL_WARPGROUP_PRODUCTS(F16, "f16")
 QL_WARPGROUP_PRODUCTS(BF16, "bf16")
 
 #undef QL_WARPGROUP_PRODUCTS
 #undef QL_WARPGROUP_PRODUCT
+#undef QL_PLACES_96
 #undef QL_PLACES_64
 #undef QL_PLACES_32
 #undef QL_PLACES_16
 #undef QL_PLACES_8
+#undef QL_SUMS_16
 #undef QL_SUMS_4
 #undef QL_SUMS
 

@@ -24,6 +24,7 @@ from gpu.loading import RecordingKernels
 from gpu.problems import Problem
 
 from qlinear_service.dtypes import DType
+from qlinear_service.kernels.cuda_abi import CudaPlan
 from qlinear_service.kernels.torch_types import from_torch
 
 HALF_UNIT = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
@@ -48,7 +49,7 @@ def raw_norms(
     """Return what is to be added to the norms where the planner takes a kernel with raw codes."""
     plan = kernels.plan(problem.layer, len(x), from_torch(x.dtype), from_torch(y_dtype))
     nothing = torch.zeros((1, 1), dtype=torch.float64, device=x.device)
-    if not plan.copy_warp or plan.token_blocks > 2:
+    if not plan.copy_warp or plan.token_blocks > 2 or _rounds(plan, problem):
         return nothing
     scales = problem.logical.scales.double().abs().amax(dim=0)
     if x.dtype == torch.float16:
@@ -61,8 +62,12 @@ def raw_norms(
 def rounds_weights(kernels: RecordingKernels, problem: Problem, m: int, x: DType, y: DType) -> bool:
     """Return whether the planner takes a kernel that rounds weights."""
     plan = kernels.plan(problem.layer, m, x, y)
+    return _rounds(plan, problem)
+
+
+def _rounds(plan: CudaPlan, problem: Problem) -> bool:
     coarse = problem.form.group_size in (-1, 128)
-    return bool(plan.warpgroups) and (plan.token_blocks >= 16 or not coarse)
+    return bool(plan.copy_warp) and (plan.token_blocks >= 16 or not coarse)
 
 
 def assert_near(

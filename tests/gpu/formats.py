@@ -44,7 +44,7 @@ class Kernel:
     @property
     def rounds(self) -> bool:
         """Whether it rounds weights, and so takes scales and gives results of x's dtype alone."""
-        return "warpgroups" in self.marks and self.groups != "g128"
+        return bool(self.marks) and self.groups != "g128"
 
     def takes(self, bits: int, group_size: int) -> bool:
         """Say whether it is for layers of this format."""

@@ -192,6 +192,7 @@ def test_what_cannot_be_a_chain_is_refused(kernels: RecordingKernels) -> None:
     library.ql_cuda_free_chain(None)
     # A layer that cannot be launched ends the recording, too: the stream works on.
     expected = chain.one_by_one()
+    torch.cuda.synchronize()  # another stream writes there next
     chain.params[2].bits = 5
     with torch.cuda.stream(torch.cuda.Stream(kernels.device)):
         status = library.ql_cuda_record_chain(

@@ -10,6 +10,7 @@ import torch
 from qlinear_service.dtypes import DType
 from qlinear_service.gpu.made_up import made_up_layer
 from qlinear_service.kernels.cuda import CudaKernels
+from qlinear_service.layers import QuantizedLinear
 from qlinear_service.roofline import Roofline
 
 __all__ = ["measure", "pair_seconds", "sizes_to_read"]
@@ -23,8 +24,9 @@ MOST_PIECES = 256
 """Reads of one size in a row; the launches of more would make the start long."""
 
 PAIRS = 64
-BUSY_BYTES = 1 << 28
-"""Reading so much takes the fastest GPU 50 microseconds, in which a host can ask for a lot."""
+PAIR_FEATURES = 4096
+BUSY_BYTES, BUSY_READS = 1 << 28, 4
+"""Reading so much takes the fastest GPU 200 microseconds, in which a host can ask for a lot."""
 
 PRODUCT_ROWS = (512, 2048)
 PRODUCT_FEATURES = 8192
@@ -54,53 +56,57 @@ def sizes_to_read() -> tuple[int, ...]:
     return tuple(nbytes - nbytes % 4096 for nbytes in sizes)
 
 
-def pair_seconds(kernels: CudaKernels, stream: torch.cuda.Stream) -> float:
-    """Return what a pair of events measures beyond the kernel between them, on `stream`.
+def pair_seconds(kernels: CudaKernels, rows: torch.cuda.Stream, stream: torch.cuda.Stream) -> float:
+    """Return what a pair of events measures beyond the product between them, on `stream`.
 
-    Measured where batches are: behind other work, so that the device never waits for the host
-    between the two events. What a second empty kernel adds is the time of a kernel, not of the
-    pair, so that of the first is taken off, too.
+    Measured as batches are: after a wait for the stream of their `rows`, and with so much to do
+    before that the device never waits for the host. What a second product adds is the time of a
+    product, not of the pair, so that of the first is taken off, too.
     """
+    layers = [_layer(kernels, PAIR_FEATURES) for _ in range(2)]  # the second is cold, as the first
+    x = torch.ones((1, PAIR_FEATURES), dtype=torch.float16, device=kernels.device)
+    y = torch.empty_like(x)
     busy = torch.empty(BUSY_BYTES, dtype=torch.uint8, device=kernels.device)
-    first, second = (_empty_kernels_seconds(kernels, stream, count, busy) for count in (1, 2))
-    return max(2 * first - second, 0.0)
+    torch.cuda.current_stream(kernels.device).synchronize()
+
+    def seconds(count: int) -> float:
+        hidden: list[float] = []
+        exposed: list[float] = []
+        for _ in range(PAIRS):
+            arrived = torch.cuda.Event()
+            before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            for _ in range(BUSY_READS):
+                kernels.occupy(busy, rows)
+            arrived.record(rows)
+            stream.wait_event(arrived)
+            before.record(stream)
+            for layer in layers[:count]:
+                kernels.linear(layer, x, DType.F16, out=y, stream=stream)
+            after.record(stream)
+            # What had begun before all was asked for may have waited for the host.
+            times = exposed if before.query() else hidden
+            kernels.wait(stream)
+            times.append(before.elapsed_time(after) / 1e3)
+        return float(statistics.median(hidden or exposed))
+
+    return max(2 * seconds(1) - seconds(2), 0.0)
 
 
-def _empty_kernels_seconds(
-    kernels: CudaKernels, stream: torch.cuda.Stream, count: int, busy: torch.Tensor
-) -> float:
-    """Return the time between two events around empty kernels that wait behind a read of `busy`."""
-    runtime, empty = kernels.runtime, kernels.library.ql_cuda_empty
-    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    launches = [runtime.launch(stream, "empty", (before, after)) for _ in range(count)]
-    for launch in launches[1:]:
-        launch.start_event = None
-    for launch in launches[:-1]:
-        launch.stop_event = None
-    hidden: list[float] = []
-    exposed: list[float] = []
-    for _ in range(PAIRS):
-        kernels.occupy(busy, stream)
-        for launch in launches:
-            runtime.check(empty(launch), "empty")
-        # What had begun before all was asked for may have waited for the host.
-        times = exposed if before.query() else hidden  # type: ignore[no-untyped-call]
-        kernels.wait(stream)
-        times.append(before.elapsed_time(after) / 1e3)
-    return float(statistics.median(hidden or exposed))
-
-
-def _products_per_second(kernels: CudaKernels, rows: int) -> float:
-    """Return the multiply-adds per second of a large layer."""
-    layer = made_up_layer(
-        n=PRODUCT_FEATURES,
-        k=PRODUCT_FEATURES,
+def _layer(kernels: CudaKernels, features: int) -> QuantizedLinear:
+    return made_up_layer(
+        n=features,
+        k=features,
         bits=4,
         group_size=128,
         symmetric=True,
         scale_dtype=DType.F16,
         device=kernels.device,
     )
+
+
+def _products_per_second(kernels: CudaKernels, rows: int) -> float:
+    """Return the multiply-adds per second of a large layer."""
+    layer = _layer(kernels, PRODUCT_FEATURES)
     x = torch.ones((rows, PRODUCT_FEATURES), dtype=torch.float16, device=kernels.device)
     y = torch.empty_like(x)
     seconds = []

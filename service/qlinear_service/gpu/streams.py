@@ -128,8 +128,8 @@ class CudaStreams:
         """The streams for rows in, products and rows out."""
         kernels.prepare(self._compute)
         self._express = Express(kernels, self.in_order)
-        self.pair_nanoseconds = round(pair_seconds(kernels, self._compute) * 1e9)
-        """What a pair of events measures around a kernel that does nothing."""
+        self.pair_nanoseconds = round(pair_seconds(kernels, self._in, self._compute) * 1e9)
+        """What a pair of events measures beyond the product between them."""
         self.spins = len(os.sched_getaffinity(0)) >= CORES_TO_SPIN
         """Threads that wait for a batch may keep a core busy."""
 

@@ -24,7 +24,7 @@ from qlinear_service.layers import QuantizedLinear
 
 __all__ = ["CudaKernels", "DeviceLost", "Events"]
 
-ROWS_TRIED = (1, 5, 13, 29, 61, 77, 250, 510, 1030)
+ROWS_TRIED = (1, 5, 13, 29, 61, 77, 189, 250, 510, 1030)
 """Ragged ends of tiles of every height, several tiles, and what large products may take."""
 
 
