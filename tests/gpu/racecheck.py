@@ -32,6 +32,8 @@ HERE = Path(__file__).resolve().parent
 TOOL = "compute-sanitizer"
 KERNELS_EACH = 2
 """Of a process: some seconds are its start."""
+PRINT_LIMIT = "1000000"
+"""All of them: a report that is not shown would be judged by nobody."""
 PROCESS_SECONDS = 300.0
 USAGE = 2
 
@@ -43,7 +45,7 @@ def parts(first: int, last: int) -> list[tuple[int, int]]:
 
 def check(tool: Sequence[str], library: Path, part: tuple[int, int], keep: Path | None) -> str:
     """Run racecheck over some kernels and return all that was printed."""
-    words = [*tool, "--tool", "racecheck", "--print-limit", "0", sys.executable]
+    words = [*tool, "--tool", "racecheck", "--print-limit", PRINT_LIMIT, sys.executable]
     words += [str(HERE / "sanitize.py"), str(library), *map(str, part)]
     try:
         done = subprocess.run(
