@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,7 +22,7 @@ from qlinear_service.errors import BuildError
 from qlinear_service.kernels import cuda_abi, packing, reference
 from qlinear_service.kernels.abi import LinearParams
 from qlinear_service.kernels.cuda import DeviceLost
-from qlinear_service.kernels.cuda_abi import CudaFlag, CudaLaunch, CudaPlan
+from qlinear_service.kernels.cuda_abi import CudaFlag, CudaLaunch
 from qlinear_service.layers import QuantizedLinear
 
 
@@ -253,45 +252,6 @@ def test_path_rows_take_every_kernel(kernels: HostKernels, bits: int) -> None:
     assert taken == {4 * (bits == 8) + form for form in range(4)}
     # Ragged, so that ends of tiles are met.
     assert any(rows % 8 for rows in kernels.path_rows(bits))
-
-
-@pytest.mark.parametrize(
-    ("ctas", "left", "expected"),
-    [
-        (132, 4, 128),
-        (128, 4, 128),
-        (132, 0, 132),
-        (112, 8, 112),
-        (256, 4, 256),  # two on each of 128
-        (256, 8, 124),
-        (384, 4, 384),  # three on each
-        (264, 4, 128),
-    ],
-)
-def test_plans_leave_multiprocessors_where_they_do_not_anyway(
-    kernels: HostKernels, monkeypatch: pytest.MonkeyPatch, ctas: int, left: int, expected: int
-) -> None:
-    layer, words = small_layer(), (3, DType.F16, DType.F16)
-    assert kernels.info.sm_count == 132
-    kernels.leave(8)
-    kernels.leave(left)
-    whole = kernels._plan
-
-    def measured(*words: Any) -> CudaPlan:
-        plan = whole(*words)
-        plan.ctas = ctas
-        return plan
-
-    monkeypatch.setattr(kernels, "_plan", measured)
-    assert kernels.plan(layer, *words).ctas == expected
-
-    def of_another_kernel(*words: Any) -> CudaPlan:
-        plan = measured(*words)
-        plan.kernel += 1
-        return plan
-
-    monkeypatch.setattr(kernels, "_plan", of_another_kernel)
-    assert kernels.plan(layer, *words).ctas == ctas, "the other one may not have been tested"
 
 
 def test_dequantize_and_gather(kernels: HostKernels) -> None:

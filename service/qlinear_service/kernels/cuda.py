@@ -12,7 +12,8 @@ import torch
 
 from qlinear_service.dtypes import DType
 from qlinear_service.kernels.abi import GatherParams, LinearParams
-from qlinear_service.kernels.cuda_abi import CudaDevice, CudaFlag, CudaPlan, Status
+from qlinear_service.kernels.cuda_abi import CudaFlag, CudaPlan, Status
+from qlinear_service.kernels.cuda_plans import CudaPlans
 from qlinear_service.kernels.cuda_reads import Reads
 from qlinear_service.kernels.cuda_runtime import CudaRuntime, DeviceLost, Events, named
 from qlinear_service.kernels.known_layers import KnownLayers
@@ -74,9 +75,9 @@ class CudaKernels:
             + ", batch-invariant"
             * batch_invariant
         )
-        self._fewer: CudaDevice | None = None  # as it is to be planned for, if not as it is
-        self._tuned = TunedPlans(tables, Planner(self.library), self.info, flags)
-        self.known = KnownLayers(self._tuned)
+        tuned = TunedPlans(tables, Planner(self.library), self.info, flags)
+        self._plans = CudaPlans(self.runtime, tuned)
+        self.known = KnownLayers(tuned)
         """What is worked out once for each layer."""
         self._reads = Reads(self.runtime)
 
@@ -105,7 +106,7 @@ class CudaKernels:
                 n=4096, k=4096, group_size=128, bits=bits, scale_dtype=DType.F16,
                 compute_dtype=DType.F16, bias_dtype=DType.F16, threads=1, weights_fit=1,
             )  # fmt: skip
-            plan = self._plan(params, rows, DType.F16, DType.F16)
+            plan = self._plans.whole(params, rows, DType.F16, DType.F16)
             path = (plan.kernel, plan.token_blocks, plan.whole_tiles, plan.m_tiles > 1)
             rows_of.setdefault(path, rows)
         return tuple(rows_of.values())
@@ -118,38 +119,11 @@ class CudaKernels:
         `linear` does so, too, unless multiprocessors are to be left alone.
         """
         params = LinearParams.from_buffer_copy(self._params_of(layer))
-        plan = self._plan(params, rows, x_dtype, output_dtype)
-        on_each = -(-plan.ctas // self.info.sm_count)
-        if self._fewer is None or plan.ctas <= on_each * self._fewer.sm_count:
-            return plan
-        leaving = self._planned(params, self._fewer)
-        # Another kernel may not have been tested.
-        return leaving if leaving.kernel == plan.kernel else plan
+        return self._plans.leaving(params, rows, x_dtype, output_dtype)
 
     def leave(self, multiprocessors: int) -> None:
         """Let each `plan` from now on leave so many multiprocessors to other kernels; 0: none."""
-        self._fewer = None
-        if multiprocessors:
-            self._fewer = CudaDevice.from_buffer_copy(self.info)
-            self._fewer.sm_count -= multiprocessors
-
-    def _plan(
-        self, params: LinearParams, rows: int, x_dtype: DType, output_dtype: DType
-    ) -> CudaPlan:
-        params.m, params.x_dtype, params.y_dtype = rows, x_dtype, output_dtype
-        params.x_row_stride, params.y_row_stride = params.k, params.n
-        plans = self._tuned.of(params)
-        tuned = None if plans is None else plans.plan(params)
-        if tuned is not None:
-            return CudaPlan.from_buffer_copy(tuned)
-        return self._planned(params, self.info)
-
-    def _planned(self, params: LinearParams, device: CudaDevice) -> CudaPlan:
-        plan = CudaPlan()
-        status = self.library.ql_cuda_plan_linear(params, device, self.runtime.flags, plan)
-        operation = f"plan m={params.m} n={params.n} k={params.k} bits={params.bits}"
-        self.runtime.check(status, operation)
-        return plan
+        self._plans.leave(multiprocessors)
 
     def linear(
         self,
