@@ -21,7 +21,7 @@ __all__ = ["BUCKETS", "Entry", "Form", "Run", "Table", "TableError", "bucket_of"
 
 FORMAT, VERSION = "qlinear tuned plans", 1
 
-BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512)
+BUCKETS = (1, 8, 16, 32, 64, 128, 192, 256, 512)
 """Most rows of each bucket: where tiles end. Between two of these a product does the same work with
 the same tiles; a single row stands alone, since most of decoding is that. Beyond the last one the
 arithmetic decides, not the plan, and the planner is left alone."""
