@@ -17,10 +17,10 @@ PLAN = dict.fromkeys(GEOMETRY, 1)
 
 
 def test_buckets_end_where_tiles_do() -> None:
-    found = {m: bucket_of(m) for m in (1, 2, 8, 9, 16, 17, 33, 65, 129, 256, 257, 512)}
+    found = {m: bucket_of(m) for m in (1, 2, 8, 9, 16, 17, 33, 65, 129, 192, 193, 256, 257, 512)}
     assert found == {
         **{1: 1, 2: 8, 8: 8, 9: 16, 16: 16, 17: 32, 33: 64, 65: 128},
-        **{129: 256, 256: 256, 257: 512, 512: 512},
+        **{129: 192, 192: 192, 193: 256, 256: 256, 257: 512, 512: 512},
     }
     assert bucket_of(513) is None
 
