@@ -1,6 +1,6 @@
 # The verbs of this repository; CONTRIBUTING.md explains them. Every verb sets up what it needs.
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-all test-gpu lint type proto fmt bench cuda fuzz chaos
+.PHONY: help setup run demo test test-all test-gpu racecheck lint type proto fmt bench cuda fuzz chaos
 
 SECONDS ?= 600
 CALLS ?= 20000
@@ -31,6 +31,10 @@ test: setup ## the tests without the slow ones
 test-gpu: setup ## the tests that need a GPU; QLINEAR_CUDA_LIBRARY names a library, else it is built
 	$(PY) -m qlinear_service.kernels.build --cuda --arch native
 	$(PY) -m pytest tests/gpu -q
+
+racecheck: setup ## compute-sanitizer's racecheck over every kernel on this machine's GPU
+	$(PY) -m qlinear_service.kernels.build --cuda --arch native --racecheck --output .venv/racecheck.so
+	$(PY) tests/gpu/racecheck.py .venv/racecheck.so --strict
 
 test-all: setup ## all tests; SELECT='-m slow' narrows
 	$(PY) -m pytest $(SELECT)

@@ -49,6 +49,16 @@ class Blocks:
     """What the layers of every block write."""
 
 
+def block_copies(gpu: Gpu, count: int) -> list[list[Copy]]:
+    """Return `count` copies of each layer, none of which shares memory with another."""
+    found = []
+    for shape in BLOCK:
+        for kind in ("bits", VARIANT.dtype.text):
+            gpu.forget(kind)  # else layers would be pieces of one buffer, and warm in L2
+        found.append(random_copies(gpu, shape, VARIANT, count))
+    return found
+
+
 def blocks_of(gpu: Gpu, m: int, copies: Sequence[Sequence[Copy]]) -> Blocks:
     """Return the blocks for m rows; `copies` holds those of each layer."""
     dtype = torch.float16
@@ -92,8 +102,9 @@ def measure(gpu: Gpu, library: Library, rows: Sequence[int], replays: int) -> li
     """Return the microseconds of a block, by rows, and of reading its weights."""
     sizes = [weight_bytes(shape, VARIANT).total for shape in BLOCK]
     count = copies_for(sum(sizes))
-    copies = [random_copies(gpu, shape, VARIANT, count) for shape in BLOCK]
+    copies = block_copies(gpu, count)
     total = sum(sizes) // FLOOR_STEP_BYTES * FLOOR_STEP_BYTES
+    gpu.forget("bits")
     buffers = gpu.copies("bits", total, count)
     variants = range(library.functions.ql_cuda_read_variants())
     found = []

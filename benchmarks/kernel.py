@@ -5,6 +5,7 @@ This process finds the library, watches the one that measures (kernel_run.py) an
 """
 
 import contextlib
+import json
 import platform
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from kernel_journal import USAGE, Journal, supervise
 from kernel_options import Options, parse
 from kernel_plot import plot
 from kernel_report import as_json, build_report, is_bad
+from kernel_roofline import draw_roofline
 from kernel_tables import print_report
 
 from qlinear_service.errors import BuildError
@@ -78,6 +80,29 @@ def watched(
         return code, Journal(path)
 
 
+def show(options: Options, report: dict[str, Any]) -> None:
+    """Print and write a report, and draw what is asked for."""
+    print_report(console(json_to_stdout=options.json == "-"), report)
+    write_json(options.json, as_json(report))
+    for draw, path in ((plot, options.plot), (draw_roofline, options.roofline)):
+        if path is not None and report["cells"]:
+            try:
+                draw(report, path)
+            except ImportError as error:
+                print(f"{PROG}: {path} needs matplotlib: {error}", file=sys.stderr)
+
+
+def show_again(options: Options, path: Path) -> int:
+    """Show the figures of an earlier run and return the exit code; needs no GPU."""
+    try:
+        report = json.loads(path.read_text())
+        show(options, report)
+    except (OSError, ValueError, KeyError) as error:
+        print(f"{PROG}: {path} is no JSON of this benchmark: {error!r}", file=sys.stderr)
+        return USAGE
+    return int(is_bad(report))
+
+
 def run(options: Options, words: list[str]) -> int:
     """Measure in another process, report here, and return the exit code."""
     started = time.monotonic()
@@ -96,13 +121,7 @@ def run(options: Options, words: list[str]) -> int:
     facts["seconds"] = round(time.monotonic() - started, 1)
     report = build_report(journal)
     report["facts"] = facts | report["facts"]
-    print_report(console(json_to_stdout=options.json == "-"), report)
-    write_json(options.json, as_json(report))
-    if options.plot is not None and report["cells"]:
-        try:
-            plot(report, options.plot)
-        except ImportError as error:
-            print(f"{PROG}: --plot needs matplotlib: {error}", file=sys.stderr)
+    show(options, report)
     if code:
         print(f"{PROG}: the measuring process ended early (exit code {code})", file=sys.stderr)
     return INTERRUPTED if code == INTERRUPTED else int(bool(code) or is_bad(report))
@@ -116,6 +135,8 @@ def main(words: list[str]) -> int:
 
         assert options.library_file is not None
         return measure(options, options.library_file)
+    if options.from_json is not None:
+        return show_again(options, options.from_json)
     driver = ask_driver()
     if driver.problem:
         print(f"{PROG}: needs a CUDA GPU; {driver.problem}", file=sys.stderr)

@@ -16,7 +16,7 @@ DEFAULT_REPLAYS, QUICK_REPLAYS, LEAST_REPLAYS = 40, 15, 3
 DEFAULT_BUDGET_SECONDS = 280.0
 SWEEP_SECONDS = 8.0
 QUICK_SHAPES, QUICK_ROWS = "l7b.o,l8b.gateup,l70b.down", "1,16,64"
-PEERS = ("cublas", "humming")
+PEERS = ("cublas", "humming", "dequantized")
 AS_GPU = "as-"
 OTHER_GPUS = {f"{AS_GPU}{gpu.name}": gpu for gpu in GPUS if gpu.major == 8}
 """Modes in which plans for another GPU run here."""
@@ -40,8 +40,14 @@ variants (--variants)
   bf16  the same in bfloat16        zp    with zero points
   g32   groups of 32                8bit  8-bit codes
 
+peers (--peers)
+  cublas       float16 weights, the faster of both orders     humming  package humming-kernels
+  dequantized  from 1024 rows on: weights dequantized by our library, whole or in slabs that fit
+               into the L2 cache, and multiplied by cuBLAS; no server works so
+
 examples
   qlinear bench kernel --json all.json --plot floor.png
+  qlinear bench kernel --from-json all.json --roofline roofline.png
   qlinear bench kernel --quick --peers none
   qlinear bench kernel --shapes 'l70b.*,4096x6144' --rows extended --variants none
   qlinear bench kernel --sweep --shapes l8b.down --rows 1,16,64 --json sweep.json
@@ -70,6 +76,9 @@ class Options:
     library_file: Path | None
     json: str | None
     plot: Path | None
+    roofline: Path | None
+    from_json: Path | None
+    """Of an earlier run, whose figures are shown instead of new ones."""
     commit: str | None
     journal: Path | None
     """Of the measuring process; None: this is the watching one."""
@@ -109,7 +118,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--shapes", metavar="LIST", help="names, patterns or KxN (default: ten layers of Llamas)")
     add("--rows", metavar="LIST", help="of x: numbers, or 'extended' (default: 1,8,16,32,64)")
     add("--variants", metavar="LIST", help="see below; or 'none': f16 alone (default: all)")
-    add("--peers", default="cublas,humming", metavar="LIST", help="or none (default: both)")
+    add(
+        "--peers",
+        default="cublas,humming",
+        metavar="LIST",
+        help="or none (default: cublas,humming)",
+    )
     add("--peer-variants", default="f16", metavar="LIST", help="where peers compete (default: f16)")
     add(
         "--also",
@@ -145,6 +159,8 @@ def _parser() -> argparse.ArgumentParser:
     add = out.add_argument
     add("--json", metavar="FILE", help="write all figures as JSON; - is stdout")
     add("--plot", type=Path, metavar="FILE", help="draw floor over measured: .png or .svg")
+    add("--roofline", type=Path, metavar="FILE", help="draw TFLOP/s under both roofs: .png or .svg")
+    add("--from-json", type=Path, metavar="FILE", help="show these figures again, and measure none")
     add("--commit", metavar="TEXT", help="to be noted (default: what git says)")
     add("--journal", type=Path, help=argparse.SUPPRESS)  # given: this is the measuring process
     add("--deadline", type=float, help=argparse.SUPPRESS)
@@ -159,8 +175,9 @@ def _options(args: argparse.Namespace) -> Options:
     replays = args.replays or (QUICK_REPLAYS if args.quick else DEFAULT_REPLAYS)
     if replays < LEAST_REPLAYS:
         raise ValueError(f"--replays is {replays}; a median needs {LEAST_REPLAYS} at least")
-    if args.plot is not None and args.plot.suffix not in (".png", ".svg"):
-        raise ValueError(f"--plot {args.plot}: expected a name that ends in .png or .svg")
+    for flag, picture in (("--plot", args.plot), ("--roofline", args.roofline)):
+        if picture is not None and picture.suffix not in (".png", ".svg"):
+            raise ValueError(f"{flag} {picture}: expected a name that ends in .png or .svg")
     return Options(
         shapes=parse_shapes(args.shapes or (QUICK_SHAPES if args.quick else "*")),
         rows=parse_rows(args.rows or (QUICK_ROWS if args.quick else "default")),
@@ -175,6 +192,8 @@ def _options(args: argparse.Namespace) -> Options:
         library_file=args.library,
         json=args.json,
         plot=args.plot,
+        roofline=args.roofline,
+        from_json=args.from_json,
         commit=args.commit,
         journal=args.journal,
         deadline=math.inf if args.deadline is None else args.deadline,

@@ -16,6 +16,7 @@ from kernel_gpu import Call, Gpu
 from kernel_journal import CONTEXT_LOST, Journal, one_line
 from kernel_layers import Prepared, checked, random_copies
 
+from qlinear_service.dtypes import DType
 from qlinear_service.kernels import cuda_abi
 from qlinear_service.kernels.abi import LinearParams
 from qlinear_service.kernels.cuda_abi import CudaDevice, CudaFlag, CudaLaunch, CudaPlan, Status
@@ -108,6 +109,20 @@ class Library:
             status = self.functions.ql_cuda_linear(ctypes.byref(params), ctypes.byref(launch))
             if status != Status.OK:
                 self.check(status, "linear")
+
+        return call
+
+    def dequantize(
+        self, params: LinearParams, n_begin: int, n_count: int, dtype: DType, out: torch.Tensor
+    ) -> Call:
+        """Return the call that writes some features' weights to `out`, [n_count, k] of dtype."""
+        launch, to = self.launch(CudaFlag.NONE), out.data_ptr()
+
+        def call() -> None:
+            status = self.functions.ql_cuda_dequantize(
+                ctypes.byref(params), n_begin, n_count, dtype, to, ctypes.byref(launch)
+            )
+            self.check(status, "dequantize")
 
         return call
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from kernel_dequantized import LEAST_ROWS, SLABS_MIB, Dequantized
 from kernel_figures import MIB, Cell, copies_for, floor_sizes, summary, weight_bytes
 from kernel_gpu import Gpu, Graph, gpu_state, torch_facts
 from kernel_journal import USAGE, Journal, one_line
@@ -73,6 +74,7 @@ class Runner:
         self.ours = Ours(self.gpu, self.library)
         self.swept = Ours(self.gpu, self.library, flags=combined(options.modes))
         self._peers: list[Contestant] = []
+        self._dequantized: list[Dequantized] = []
         self._failures = journal.failures()
 
     def facts(self, library: Path) -> None:
@@ -138,6 +140,8 @@ class Runner:
         """Load the peers and compile their kernels; whoever cannot come is noted."""
         if "cublas" in self.options.peers:
             self._peers += [Cublas(self.gpu, order) for order in CUBLAS_LAYOUTS]
+        if "dequantized" in self.options.peers:
+            self._dequantized = [Dequantized(self.gpu, self.library, mib) for mib in SLABS_MIB]
         if "humming" not in self.options.peers or "Humming" in self._failures:
             return
         self.journal.begin("Humming", BUILD_SECONDS)
@@ -192,6 +196,8 @@ class Runner:
             found.append(Ours(self.gpu, self.library, name, flags, tables, device))
         if cell.variant in self.options.peer_variants:
             found += self._peers
+            if cell.m >= LEAST_ROWS:
+                found += self._dequantized
         return found
 
     def measure_cell(self, cell: Cell) -> None:

@@ -74,6 +74,8 @@ class Instruction:
     address: int
     name: str
     target: int | None = None
+    suffix: str = ""
+    """What follows the name: widths and kinds, such as ".128"."""
 
 
 @dataclass
@@ -97,10 +99,10 @@ def parse_code(listing: str) -> list[Kernel]:
         elif found := re.match(r"\s*Function : (\S+)", line):
             kernels.append(Kernel(found[1], arch))
         elif kernels and (found := _INSTRUCTION.match(line)):
-            address, name, _, operands = found.groups()
+            address, name, suffix, operands = found.groups()
             target = _TARGET.search(operands.strip()) if name == "BRA" else None
             goes_to = int(target[1], 16) if target else None
-            kernels[-1].code.append(Instruction(int(address, 16), name, goes_to))
+            kernels[-1].code.append(Instruction(int(address, 16), name, goes_to, suffix))
     return kernels
 
 

@@ -172,16 +172,22 @@ struct FedKernel {
                        add_groups(row, four));
     });
     cluster_stores_done();
-    if (lane < args.cluster) cluster_arrive(cluster_address(barrier, lane));
+    if constexpr (kWarpArrivals == 1) {
+      if (lane < args.cluster) cluster_arrive(cluster_address(barrier, lane));
+    } else {
+      for (int rank = 0; rank < args.cluster; ++rank) {
+        cluster_arrive(cluster_address(barrier, rank));
+      }
+    }
     barrier_wait_cluster(barrier, shared_parts / 2 % 2);
     const int first = work.rank * part_fours;
     for_each_four(rows, part_fours, args.by_part_fours, [&](int row, int four) {
       if (first + four >= fours) return;
       const uint32_t from = place + (row * part_fours + four) * 16;
-      float4 sum = load_float4(from);
+      float4 sum = load_received(from);
 #pragma unroll 4
       for (int rank = 1; rank < args.cluster; ++rank) {
-        add(sum, load_float4(from + rank * part_bytes));
+        add(sum, load_received(from + rank * part_bytes));
       }
       store_results(args.output, row0 + row, n0 + (first + four) * 4, sum);
     });

@@ -40,6 +40,15 @@ struct FedTile {
   }
 };
 
+// How often a warp arrives where sums of a cluster are waited for. One lane's arrival after
+// __syncwarp orders what all of them stored; racecheck orders only what the arriving lane itself
+// stored, so in a library built for it (build --racecheck) every lane arrives.
+#ifdef QL_EVERY_LANE_ARRIVES
+constexpr int kWarpArrivals = 32;
+#else
+constexpr int kWarpArrivals = 1;
+#endif
+
 // The barriers of a thread block: a pair for each slot of the rings, and two for what the others of
 // its cluster send.
 struct FedBarriers {
@@ -56,9 +65,10 @@ struct FedBarriers {
   __device__ __forceinline__ void init(const FedArgs& args, int part) const {
     const int slots = args.warps_k * args.stages;
     for (int i = part; i < 2 * slots + 2; i += partition::kCopyThreads / 32) {
-      const int arrivals = i < slots       ? partition::kFeeders
-                           : i < 2 * slots ? args.warps_n
-                                           : args.cluster * args.warps_n * args.warps_k;
+      const int arrivals = i < slots ? partition::kFeeders
+                           : i < 2 * slots
+                               ? args.warps_n
+                               : args.cluster * args.warps_n * args.warps_k * kWarpArrivals;
       barrier_init(full + i * 8, arrivals);
     }
     barrier_init_fence();

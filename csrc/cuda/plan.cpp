@@ -62,8 +62,12 @@ constexpr double kOverlapMicroseconds = 1.07;        // of it, hidden by a launc
 constexpr double kStartMicroseconds = 1.9;
 constexpr double kIdle = 0.429;
 // Time per step beside the memory's, by rows of a tile.
-constexpr double slowdown(int token_blocks) {
-  return token_blocks == 1 ? 1.24 : token_blocks == 2 ? 1.59 : token_blocks == 4 ? 2.67 : 6.3;
+constexpr double slowdown(int token_blocks, bool fine) {
+  constexpr double kFine = 1.2;  // more sums to scale, beside 16 rows and more
+  return token_blocks == 1 ? 1.24
+                           : (fine ? kFine : 1.0) * (token_blocks == 2   ? 1.59
+                                                     : token_blocks == 4 ? 2.67
+                                                                         : 6.3);
 }
 
 double ceil_divide(double value, double by) {
@@ -86,7 +90,8 @@ double expected_time(const ql_linear_params& params, const ql_cuda_device& devic
   const double warps = ctas_per_sm * plan.warps_n * plan.warps_k;
   const double idle = std::max(1.0, partition::max_threads(plan.token_blocks) / 32 / warps);
   const double step_time =
-      std::max(step_bytes / kReadBytesPerMicrosecond * slowdown(plan.token_blocks) *
+      std::max(step_bytes / kReadBytesPerMicrosecond *
+                   slowdown(plan.token_blocks, fine_groups(params.group_size)) *
                    (1 + kIdle * (idle - 1)),
                (step_bytes + x_bytes) / kL2BytesPerMicrosecond) *
       (1 + 0.01 * plan.warps_n);  // warps that share activations wait for each other

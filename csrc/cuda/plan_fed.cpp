@@ -25,9 +25,10 @@ struct FormTimes {
   double step;   // of a step, that a warp takes
   double start;  // beside what every form takes
 };
-constexpr FormTimes times_of(int token_blocks) {
-  return token_blocks == 1    ? FormTimes{0.0240, 0.147, 1.54}
-         : token_blocks == 2  ? FormTimes{0.0212, 0.239, 1.24}
+constexpr FormTimes times_of(int token_blocks, bool fine) {
+  return token_blocks == 1 ? FormTimes{0.0240, 0.147, 1.54}
+         : token_blocks == 2
+             ? fine ? FormTimes{0.0300, 0.300, 1.24} : FormTimes{0.0212, 0.239, 1.24}
          : token_blocks == 4  ? FormTimes{0.0295, 0.113, 1.82}
          : token_blocks == 8  ? FormTimes{0.0357, 0.228, 0.69}
          : token_blocks == 16 ? FormTimes{0.0731, 0.171, 2.06}
@@ -64,7 +65,7 @@ double fed_time(const ql_linear_params& params, const ql_cuda_device& device,
                        (1 - kFixedShare) * blocks * steps) *
                       block_bytes / kReadBytes;
   const double through_l2 = own_steps * (step_bytes + x_bytes) / kL2BytesOfOne;
-  const FormTimes times = times_of(plan.token_blocks);
+  const FormTimes times = times_of(plan.token_blocks, fine_groups(params.group_size));
   const int computed = plan.warps_n * partition::fed_blocks_per_warp(plan.token_blocks);
   const double turns = rounds * static_cast<double>(divide_up(
                                     divide_up(tile_steps(params), plan.cluster), plan.warps_k));

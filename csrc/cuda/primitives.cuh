@@ -213,10 +213,15 @@ __device__ __forceinline__ uint4 load_shared_16(uint32_t from) {
   return value;
 }
 
-__device__ __forceinline__ float4 load_float4(uint32_t from) {
-  const uint4 bits = load_shared_16(from);
-  return make_float4(__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z),
-                     __uint_as_float(bits.w));
+// What store_cluster_16 has brought. For nothing else: reports of racecheck tell reads by the
+// function (tests/gpu/race_report.py).
+__device__ __forceinline__ float4 load_received(uint32_t from) {
+  float4 value;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(from)
+               : "memory");
+  return value;
 }
 
 __device__ __forceinline__ uint32_t load_shared_4(uint32_t from) {
@@ -238,6 +243,10 @@ __device__ __forceinline__ void load_matrices(uint32_t (&out)[4], uint32_t from)
                : "r"(from)
                : "memory");
 }
+
+// Has a register hold this value: the compiler does not work it out again where it is used.
+__device__ __forceinline__ void keep(uint32_t& value) { asm volatile("" : "+r"(value)); }
+__device__ __forceinline__ void keep(float& value) { asm volatile("" : "+f"(value)); }
 
 // (a & mask) | bits in one instruction.
 __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t mask, uint32_t bits) {

@@ -58,7 +58,10 @@ struct ExactRun {
   typename Step::Words words;
   typename Format::Zeros zeros;
 
-  __device__ __forceinline__ explicit ExactRun(const Step& s) : step(s), zeros(s.symmetric) {}
+  __device__ __forceinline__ explicit ExactRun(const Step& s) : step(s), zeros(s.symmetric) {
+    keep(zeros.low);
+    keep(zeros.high);
+  }
 
   __device__ __forceinline__ float2 load_scales(const Place& at) const {
     if constexpr (kPlain) return scales_of(load_shared_4(at.scales), 0, Dtype::kDtype);

@@ -1,4 +1,6 @@
 // What becomes of a batch once it has been taken from the queue.
+#include <algorithm>
+
 #include "dispatch/core.h"
 
 namespace qlinear::dispatch {
@@ -45,7 +47,8 @@ const Core::Running& Core::begin(Batch&& batch, double now) {
   for (const Part& part : running->batch.parts) {
     Item& item = items_[part.item.sequence];
     ++item.running;
-    if (part.start == 0) item.waited = now - part.item.enqueued_at;
+    // What has come since the time was taken has not waited.
+    if (part.start == 0) item.waited = std::max(now - part.item.enqueued_at, 0.0);
   }
   const Running& begun = *running;
   if (!is_paused_ && sender_.can_send(begun.batch)) running->stage = sender_.take_stage();

@@ -10,7 +10,7 @@ import pytest
 from cuda_tools import SMALL, require_nvcc, use_sources
 
 from qlinear_service.errors import BuildError
-from qlinear_service.kernels import build, build_cuda, cuda_library
+from qlinear_service.kernels import build, build_cuda, build_options, cuda_library
 from qlinear_service.kernels.driver import Driver, Gpu
 from qlinear_service.kernels.ninja import CompileFailed
 from qlinear_service.kernels.nvcc import find_nvcc
@@ -38,6 +38,29 @@ def test_a_source_may_have_flags_of_its_own(
     assert build_cuda.source_hash() != hashed
     library = ctypes.CDLL(str(build_cuda.build_cuda_library(tmp_path, ["80"])))
     assert library.ql_own() == 5
+
+
+def test_a_library_for_racecheck_is_found_by_no_server(
+    source: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    require_nvcc()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache_dir = build.default_cache_dir()
+    (source.parent / "more.cpp").write_text(
+        '#ifdef QL_EVERY_LANE_ARRIVES\nextern "C" int ql_racecheck() { return 1; }\n#endif\n'
+    )
+    copies = {}
+    for flag in ("--racecheck", "--line-info"):
+        copies[flag] = tmp_path / f"{flag}.so"
+        words = ["--cuda", "--arch", "80", flag, "--output", str(copies[flag])]
+        assert build.main(words) == 0
+        assert cuda_library.find_cuda_library(cache_dir, ["80"])[0] is None
+    assert ctypes.CDLL(str(copies["--racecheck"])).ql_racecheck() == 1
+    assert not hasattr(ctypes.CDLL(str(copies["--line-info"])), "ql_racecheck")
+    assert all(b".debug_line" in copy.read_bytes() for copy in copies.values())
+    plain = build_cuda.build_cuda_library(cache_dir, ["80"])
+    assert cuda_library.find_cuda_library(cache_dir, ["80"])[0] == plain
+    assert b".debug_line" not in plain.read_bytes()
 
 
 def test_a_library_holds_what_was_asked_for_and_shows_its_interface_only(
@@ -146,7 +169,7 @@ def test_the_program_puts_a_library_where_it_is_told(
 ) -> None:
     require_nvcc()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(build, "PREBUILT", cuda_library.PREBUILT)
+    monkeypatch.setattr(build_options, "PREBUILT", cuda_library.PREBUILT)
     assert build.main(["--cuda", "--arch", "80", "--prebuilt"]) == 0
     said = capsys.readouterr().out
     assert said.startswith("GPU kernels for 80, built in ")

@@ -19,6 +19,7 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from kernel_gpu import Call, Gpu, Graph
 from kernel_ours import Library
 
+from qlinear_service.dtypes import DType
 from qlinear_service.kernels import build
 from qlinear_service.kernels.abi import LinearParams
 from qlinear_service.kernels.cuda_abi import CudaDevice, CudaPlan, Status
@@ -55,6 +56,8 @@ class StandInFunctions:
     def __init__(self, spoil: Callable[[LinearParams], None] | None = None) -> None:
         self._cpu = ctypes.CDLL(str(build.build_cpu_library(build.default_cache_dir())))
         self._spoil = spoil
+        self.slabs: list[tuple[int, int]] = []
+        """Features that were dequantized, begin and count."""
         # Whose types are told, as to a function of ctypes.
         self.ql_cuda_plan_candidates = functools.partial(self._candidates)
         self.ql_cuda_complete_plan = functools.partial(lambda *_: Status.OK)
@@ -83,6 +86,18 @@ class StandInFunctions:
             plans[0] = CudaPlan(token_blocks=1, warps_n=2, warps_k=1, stages=2, ctas=132)
             times[0] = 1.0
         return Status.OK
+
+    def ql_cuda_dequantize(
+        self, params: Any, n_begin: int, n_count: int, dtype: int, out: int, launch: Any
+    ) -> int:
+        assert dtype == DType.F16
+        made = torch.empty((n_count, params._obj.k))
+        place = ctypes.c_int64(n_begin), ctypes.c_int64(n_count), ctypes.c_void_p(made.data_ptr())
+        status = int(self._cpu.ql_cpu_dequantize(params, *place))
+        half = made.half()
+        ctypes.memmove(out, half.data_ptr(), 2 * half.numel())
+        self.slabs.append((n_begin, n_count))
+        return status
 
     def ql_cuda_read_probe(self, *arguments: Any) -> int:
         return Status.OK

@@ -26,7 +26,13 @@ FLOORS: list[set[str]] = [
         "kernels.__init__",
         "kernels.layout",
     }
-    | {"kernels.build", "kernels.build_cuda", "kernels.cuda_library", "kernels.resources"}
+    | {
+        "kernels.build",
+        "kernels.build_cuda",
+        "kernels.build_options",
+        "kernels.cuda_library",
+        "kernels.resources",
+    }
     | {"kernels.architectures", "kernels.driver", "kernels.nvcc"}
     | {"kernels.ninja", "kernels.library_cache"},
     {"config", "config_fields", "config_sources", "layers", "kernels.torch_types", "tracing"}

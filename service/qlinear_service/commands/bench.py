@@ -21,6 +21,7 @@ BENCHMARKS = {
     "metrics": ("metrics.py", "what metrics, traces and scrapes cost"),
     "kernel": ("kernel.py", "the CUDA kernels, against their floor, cuBLAS and Humming"),
     "chain": ("chain.py", "the layers of a block as one chain of launches, against reading them"),
+    "mix": ("kernel_mix.py", "decode and prefill in turn, against each alone and cuBLAS"),
     "overload": ("overload.py", "three times what the engine can do: goodput, refusals"),
     "schedule": ("schedule.py", "the scheduler, against FIFO and a fixed window, simulated"),
     "slab": ("slab_fed.py", "the batcher fed from the slab, without gRPC, at 0.2 to 2 x capacity"),

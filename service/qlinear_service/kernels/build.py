@@ -24,6 +24,7 @@ from qlinear_service.kernels.architectures import (
     chosen_architectures,
 )
 from qlinear_service.kernels.build_cuda import RECORD_SUFFIX, build_cuda_library, read_record
+from qlinear_service.kernels.build_options import parser
 from qlinear_service.kernels.cuda_library import PREBUILT, find_cuda_library
 from qlinear_service.kernels.driver import ask_driver
 from qlinear_service.kernels.library_cache import (
@@ -197,7 +198,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
     Without --cuda, what the server can do without is a note and not a failure.
     """
-    args = _parser().parse_args(words)
+    args = parser().parse_args(words)
     # So that SIGTERM, too, ends the compilers and removes their folder.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -212,33 +213,6 @@ def main(words: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130  # what shells report for a program that Ctrl-C ended
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m qlinear_service.kernels.build",
-        description="Builds the CPU library and, where there are GPUs, theirs, into the cache.",
-    )
-    kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--cuda", action="store_true", help="build the GPU library and no other")
-    kind.add_argument("--cpu", action="store_true", help="build the CPU library into the package")
-    parser.add_argument(
-        "--arch",
-        default=",".join(ARCHITECTURES),
-        metavar="LIST",
-        help="architectures of the GPU library, e.g. 80,90a; native: the GPUs of this machine "
-        "[%(default)s]",
-    )
-    place = parser.add_mutually_exclusive_group()
-    place.add_argument("--output", type=Path, metavar="FILE", help="copy the GPU library there")
-    place.add_argument(
-        "--prebuilt",
-        dest="output",
-        action="store_const",
-        const=PREBUILT,
-        help="copy the GPU library into the package, where it is found without a compiler",
-    )
-    return parser
 
 
 def _build_for_this_machine() -> int:
@@ -283,7 +257,7 @@ def _prebuild_cpu() -> int:
 
 def _build_cuda(args: argparse.Namespace) -> int:
     architectures = chosen_architectures(args.arch.split(","))
-    library = build_cuda_library(default_cache_dir(), architectures)
+    library = build_cuda_library(default_cache_dir(), architectures, more_flags=args.more_flags)
     record = read_record(library)
     if args.output is not None:
         for suffix in (RECORD_SUFFIX, library.suffix):

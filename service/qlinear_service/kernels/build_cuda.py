@@ -54,6 +54,11 @@ CUDA_FLAGS = (
     "-Xcompiler=-fPIC,-Wall,-Wextra,-Werror",
 )
 
+LINE_INFO = ("-lineinfo",)
+"""Flags with which profilers and compute-sanitizer name lines; the code stays the same."""
+RACECHECK = (*LINE_INFO, "-DQL_EVERY_LANE_ARRIVES")
+"""Flags of a library in which racecheck can follow every order (docs/kernel.md); for no server."""
+
 # Only the interface is visible: another copy of the CUDA runtime in the process stays its own.
 EXPORTS = "{ global: ql_*; local: *; };"
 
@@ -90,6 +95,7 @@ def build_cuda_library(
     cache_dir: Path,
     architectures: Sequence[str] = ARCHITECTURES,
     *,
+    more_flags: tuple[str, ...] = (),
     stop: threading.Event | None = None,
     keep_log: bool = True,
 ) -> Path:
@@ -101,6 +107,7 @@ def build_cuda_library(
     Args:
         cache_dir: where built libraries are kept; created on demand.
         architectures: what machine code is made for, see `chosen_architectures`.
+        more_flags: beside CUDA_FLAGS. A library that has some is never found by a server.
         stop: set when nobody wants the library any more.
         keep_log: keep what the compilers said, where they failed, in the cache.
 
@@ -111,7 +118,7 @@ def build_cuda_library(
     """
     chosen = chosen_architectures(architectures)
     tools = _find_toolchain()
-    sources = source_hash()
+    sources = source_hash(more_flags)
     folder = libraries_folder(cache_dir)
     cached = folder / f"libqlinear_cuda-{_content_hash(sources, tools, chosen)}.so"
     if read_record(cached) is not None and is_intact(cached):
@@ -120,7 +127,7 @@ def build_cuda_library(
 
     def make(work_dir: Path) -> Path:
         started = time.monotonic()
-        lines = _ninja_lines(tools, chosen, cached.name)
+        lines = _ninja_lines(tools, chosen, more_flags, cached.name)
         (work_dir / "exports.map").write_text(EXPORTS)
         # A name without odd signs: nvcc does not quote all that it hands on.
         (work_dir / "csrc").symlink_to(SOURCE_ROOT)
@@ -174,9 +181,10 @@ def cuda_sources() -> list[str]:
     return [str(path.relative_to(SOURCE_ROOT)) for path in own] + ["status.cpp"]
 
 
-def source_hash() -> str:
+def source_hash(more_flags: tuple[str, ...] = ()) -> str:
     """Return the hash of everything that decides what the library does, but for the compilers."""
-    digest = hashlib.sha256(f"{CUDA_FLAGS}\0{OWN_FLAGS}\0{EXPORTS}".encode())
+    flags = CUDA_FLAGS + more_flags
+    digest = hashlib.sha256(f"{flags}\0{OWN_FLAGS}\0{EXPORTS}".encode())
     # Every file that a source could include, not a list that somebody forgets to extend.
     folders = [*SOURCE_ROOT.glob("cuda/*.[hc]*"), *SOURCE_ROOT.glob("dispatch/*.[hc]*")]
     for source in sorted([*SOURCE_ROOT.glob("*.[hc]*"), *folders]):
@@ -213,10 +221,12 @@ def _find_toolchain() -> _Toolchain:
     )
 
 
-def _ninja_lines(tools: _Toolchain, architectures: tuple[str, ...], name: str) -> list[str]:
+def _ninja_lines(
+    tools: _Toolchain, architectures: tuple[str, ...], more_flags: tuple[str, ...], name: str
+) -> list[str]:
     codes = [f"-gencode=arch=compute_{each},code=sm_{each}" for each in architectures]
     told = f'-DQL_CUDA_ARCHITECTURES="{" ".join(architectures)}"'
-    compile_words = [*CUDA_FLAGS, *codes, told, "-Icsrc"]
+    compile_words = [*CUDA_FLAGS, *more_flags, *codes, told, "-Icsrc"]
     folders = [f"-L{folder}" for folder in link_folders(tools.nvcc)]
     link_words = ["-shared", "-cudart=static", "-Xlinker=--version-script=exports.map", *folders]
     nvcc = f"{quoted(tools.nvcc)} -ccbin {quoted(tools.compiler)}"
