@@ -105,7 +105,8 @@ class Ledger:
             pending = self._pending[part.item.sequence]
             pending.parts_running += 1
             if part.start == 0:
-                pending.queue_seconds = now - part.item.enqueued_at
+                # What came after the dispatcher's thread had read the clock has not waited.
+                pending.queue_seconds = max(0.0, now - part.item.enqueued_at)
                 waits.append(pending.queue_seconds)
         return waits
 

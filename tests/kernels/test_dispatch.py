@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,14 @@ async def test_a_lone_call_is_on_its_way_in_the_same_turn(make: Make) -> None:
     assert (outcome.batch_rows, outcome.kernel_nanoseconds > 0) == (1, True)
     await bench.all_left()
     assert bench.slab.used_bytes == 0
+
+
+async def test_what_comes_after_the_clock_was_read_has_not_waited(make: Make) -> None:
+    bench = make()
+    items = bench.items(rows(1), (PLAIN_NAME,))
+    (outcome,) = await bench.submit([replace(items[0], enqueued_at=bench.clock() + 1)])
+    check(outcome, rows(1), PLAIN_NAME)
+    assert outcome.queue_nanoseconds == 0
 
 
 @pytest.mark.parametrize("output", list(DType))
