@@ -56,7 +56,7 @@ _TABLE: tuple[Family, ...] = (
         ("direction",),
         "Copies. slot: a call's bytes into its slot; gather: the rows of a batch out of their "
         "slots into one block; to_device, from_device: between host and GPU; scatter: results out "
-        "of the memory that the GPU wrote.",
+        "of the memory that the GPU wrote. The native dispatcher needs no gather and no scatter.",
         COPY_SECONDS,
     ),
     Family(
