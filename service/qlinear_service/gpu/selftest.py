@@ -33,6 +33,10 @@ more of them on other layers."""
 SIZES = ((64, 1024), (4096, 4096), (192, 11008), (8192, 512))
 """n and k of made-up layers: few and many features of both kinds take different kernels."""
 
+FORMATS = ((128, DType.F16), (32, DType.F16), (64, DType.BF16), (-1, DType.F32))
+"""Group sizes and scales of made-up layers. Short groups have both dtypes in which weights may be
+rounded, beside every size: kernels that round take no scales of another dtype than x's."""
+
 Path = tuple[int, ...]
 
 
@@ -74,15 +78,15 @@ def run_gpu_self_test(kernels: CudaKernels, layers: Iterable[QuantizedLinear]) -
 
 def _made_up(device: torch.device) -> Iterator[QuantizedLinear]:
     """Yield layers of every format, each of which is let go before the next."""
-    formats = itertools.product(SIZES, layout.BITS, (128, 32, 64, -1))
-    for number, ((n, k), bits, group_size) in enumerate(formats):
+    formats = itertools.product(SIZES, layout.BITS, FORMATS)
+    for number, ((n, k), bits, (group_size, scale_dtype)) in enumerate(formats):
         yield made_up_layer(
             n=n,
             k=k,
             bits=bits,
             group_size=group_size,
             symmetric=number % 2 == 0,
-            scale_dtype=list(DType)[number % len(DType)],
+            scale_dtype=scale_dtype,
             device=device,
         )
 
