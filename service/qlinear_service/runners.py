@@ -22,6 +22,7 @@ from qlinear_service.gpu.direct import DirectEngine
 from qlinear_service.gpu.engine import STAGES, GpuEngine
 from qlinear_service.gpu.replicas import ReplicaRunner
 from qlinear_service.gpu.streams import CudaStreams
+from qlinear_service.gpu.ways import PINNED
 from qlinear_service.loaded import Loaded, Replica
 from qlinear_service.log_values import event
 from qlinear_service.metrics import Metrics
@@ -71,14 +72,15 @@ def new_batching(
         BuildError: the native dispatcher was asked for, and the GPU's library has none.
     """
     asked = config.batching.dispatcher
-    is_native = _can_dispatch(loaded, asked)
+    # Of what kernels cannot reach where it lies, every batch would come back.
+    is_pinned = config.kernels.transfers == PINNED and asked != NATIVE
+    is_native = not is_pinned and _can_dispatch(loaded, asked)
     stages = direct.STAGES if is_native else STAGES
     runner = new_runner(loaded, config, slab, worker, stages=stages)
     if (
         is_native
         and isinstance(runner, GpuEngine)
         and isinstance(loaded.gpu, CudaStreams)
-        # Of what kernels cannot reach where it lies, every batch would come back.
         and (runner.sees_slab or asked == NATIVE)
     ):
         return _dispatching(loaded, config, slab, runner, loaded.gpu, clock, metrics, tracer)

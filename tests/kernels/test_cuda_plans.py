@@ -65,3 +65,14 @@ def test_plans_leave_multiprocessors_where_they_do_not_anyway(
 
     monkeypatch.setattr(kernels._plans, "whole", of_another_kernel)
     assert kernels.plan(*words).ctas == ctas, "the other one may not have been tested"
+
+
+@pytest.mark.parametrize("left", [-1, 132, 200])
+def test_products_must_have_a_multiprocessor(
+    kernels: HostKernels,  # noqa: F811
+    left: int,
+) -> None:
+    kernels.leave(131)
+    with pytest.raises(ValueError, match=rf"^{left} multiprocessors cannot .* expected 0 to 131"):
+        kernels.leave(left)
+    kernels.leave(0)

@@ -149,9 +149,10 @@ class Chosen:
         self.stages = stages
         return self.engine
 
-    def of(self, dispatcher: str, **held: Any) -> tuple[object, int]:
+    def of(self, dispatcher: str, *, transfers: str = "auto", **held: Any) -> tuple[object, int]:
         made, nothing = replace(loaded(self.gpu), **held), cast(Any, None)
         asked = config() if dispatcher == "default" else config(dispatcher=dispatcher)
+        asked = replace(asked, kernels=replace(asked.kernels, transfers=transfers))
         found = runners.new_batching(
             made, asked, nothing, nothing, clock=time.monotonic, metrics=nothing
         )
@@ -188,6 +189,8 @@ def test_kernels_that_do_not_see_the_slab_leave_python_its_queue(
     made.engine.sees_slab = False
     assert made.of("auto")[0] == "python"
     assert made.of("native")[0] == "native", "it was asked for"
+    assert made.of("auto", transfers="pinned") == ("python", STAGES), "no batch more in flight"
+    assert made.of("native", transfers="pinned") == ("native", direct.STAGES)
 
 
 def test_a_library_without_a_dispatcher_is_an_error_only_for_who_asks_for_it(

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from random_layers import random_layer
-from tuned_tables import planner
 
 from qlinear_service.config import KernelConfig
 from qlinear_service.dtypes import DType
@@ -26,9 +25,7 @@ from qlinear_service.kernels.backends import TorchKernels
 from qlinear_service.kernels.cuda_abi import CudaPlan
 from qlinear_service.kernels.driver import Driver, Gpu
 from qlinear_service.kernels.packing import pack
-from qlinear_service.kernels.planner import problem
-from qlinear_service.layers import LayerSpec, QuantizedLinear
-from qlinear_service.planning.gpus import GPUS
+from qlinear_service.layers import QuantizedLinear
 
 GIB = 1 << 30
 H200 = Gpu(ordinal=0, name="NVIDIA H200", major=9, minor=0, memory_bytes=141 * GIB)
@@ -234,42 +231,6 @@ def test_a_wrong_kernel_is_named(wrong: str) -> None:
     kernels: Any = Planned(wrong)
     with pytest.raises(SelfTestError, match=f"GPU kernel '{wrong}' .m=1.* disagree"):
         run_gpu_self_test(kernels, some_layers()[:1])
-
-
-@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
-def test_made_up_layers_take_every_kernel_that_the_planner_does(
-    gpu: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    device, ask = gpu.device(), planner()
-
-    def kernel(spec: Any, rows: int, x: DType, y: DType) -> CudaPlan:
-        form = {"n": spec.n, "k": spec.k, "bits": spec.bits, "group_size": spec.group_size}
-        params = problem(m=rows, dtype=x, **form)
-        params.scale_dtype, params.y_dtype = spec.scale_dtype, y
-        return ask.choice(params, device).plan
-
-    def made_up(*, device: torch.device, **form: Any) -> Any:
-        return SimpleNamespace(spec=LayerSpec(model="m", module="l", has_bias=False, **form))
-
-    tested: set[int] = set()
-    kernels: Any = SimpleNamespace(device=CPU)
-    kernels.plan = lambda layer, *words: kernel(layer.spec, *words)
-    monkeypatch.setattr(selftest, "made_up_layer", made_up)
-    monkeypatch.setattr(
-        selftest, "_test", lambda *words: tested.add(kernels.plan(*words[1:], words[-1]).kernel)
-    )
-    run_gpu_self_test(kernels, [])
-    taken = {
-        kernel(made_up(device=CPU, n=n, k=k, bits=bits, group_size=group_size, symmetric=True,
-                       scale_dtype=dtype).spec, rows, dtype, dtype).kernel
-        for n, k in ((28672, 4096), (4096, 4096), (4096, 14336), (192, 11008))
-        for bits in (4, 8)
-        for group_size in (32, 64, 128, -1)
-        for dtype in (DType.F16, DType.BF16)
-        for rows in (1, 8, 16, 32, 64, 128, 192, 256, 600)
-    }  # fmt: skip
-    assert len(taken) >= (50 if gpu.device().major == 9 else 20)
-    assert taken <= tested
 
 
 def test_made_up_layers_are_layers_and_sizes_are_six() -> None:

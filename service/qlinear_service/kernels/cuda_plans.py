@@ -26,7 +26,16 @@ class CudaPlans:
         """The device as it is to be planned for, where that is not as it is."""
 
     def leave(self, multiprocessors: int) -> None:
-        """Let `leaving` leave so many multiprocessors to other kernels from now on; 0: none."""
+        """Let `leaving` leave so many multiprocessors to other kernels from now on; 0: none.
+
+        Raises:
+            ValueError: not one would be left for products; the planner knows no such device.
+        """
+        if not 0 <= multiprocessors < self._runtime.info.sm_count:
+            raise ValueError(
+                f"{multiprocessors} multiprocessors cannot be left to other kernels; expected 0 to "
+                f"{self._runtime.info.sm_count - 1}, one fewer than the device has"
+            )
         self._fewer = None
         if multiprocessors:
             self._fewer = CudaDevice.from_buffer_copy(self._runtime.info)
