@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -34,6 +35,14 @@ async def test_a_free_engine_waits_for_nobody(make: Any) -> None:
     for number in range(1, 4):
         await harness.submit(harness.item())
         assert len(harness.batches) == number
+
+
+async def test_what_comes_after_the_clock_was_read_has_not_waited(make: Any) -> None:
+    harness = make()
+    item = harness.item()
+    (outcome,) = await harness.submit(replace(item, enqueued_at=item.enqueued_at + 60))
+    check(item, outcome)
+    assert outcome.queue_nanoseconds == 0
 
 
 async def test_one_batch_runs_at_a_time(make: Any) -> None:
