@@ -5,8 +5,8 @@ the copy is built for sm_90a like the library itself, planner included: where a 
 what can be planned, plans are those that would be taken without it. All libraries are then timed
 in turn, in one run, on the same layers with cold weights.
 
-    python benchmarks/ablation.py --build DIR     builds all of them; needs nvcc, no GPU
-    python benchmarks/ablation.py --run DIR       times them; needs an H100 or H200
+    qlinear bench ablation --build DIR     builds all of them; needs nvcc, no GPU
+    qlinear bench ablation --run DIR       times them; needs an H100 or H200
 """
 
 import argparse
@@ -99,7 +99,9 @@ def rows_of_table(found: Sequence[dict[str, Any]], rows: Sequence[int]) -> list[
 def main(words: list[str]) -> int:
     """Run with these flags."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="qlinear bench ablation",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--build", type=Path, metavar="DIR", help="build all libraries there")

@@ -20,6 +20,7 @@ BENCHMARKS = {
     "cpu": ("cpu_op.py", "the CPU operation, against torch's own"),
     "metrics": ("metrics.py", "what metrics, traces and scrapes cost"),
     "kernel": ("kernel.py", "the CUDA kernels, against their floor, cuBLAS and Humming"),
+    "ablation": ("ablation.py", "the Hopper kernels, with one technique taken out at a time"),
     "chain": ("chain.py", "the layers of a block as one chain of launches, against reading them"),
     "mix": ("kernel_mix.py", "decode and prefill in turn, against each alone and cuBLAS"),
     "overload": ("overload.py", "three times what the engine can do: goodput, refusals"),
