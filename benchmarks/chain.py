@@ -162,9 +162,9 @@ def main(words: list[str]) -> int:
     )
     parser.add_argument("--rows", default="1,8,16,32", help="of x (default: 1,8,16,32)")
     parser.add_argument("--replays", type=int, default=41, help="of each graph (default: 41)")
-    parser.add_argument("--library", type=Path, dest="library_file", help="ours")
+    parser.add_argument("--library", type=Path, dest="library_file", metavar="FILE", help="ours")
     parser.add_argument("--commit", default=None, help="to be noted (default: what git says)")
-    parser.add_argument("--json", help="write all figures; - is stdout")
+    parser.add_argument("--json", metavar="FILE", help="write all figures; - is stdout")
     args = parser.parse_args(words)
     driver = ask_driver()
     if driver.problem:

@@ -109,7 +109,7 @@ def measure(folder: Path, *, blocks: int, divisor: int, runs: int, loads: int) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="qlinear bench checkpoint", description=__doc__)
     parser.add_argument("--folder", type=Path, help="where files go (default: a temporary folder)")
     parser.add_argument("--blocks", type=int, default=BLOCKS, help="of the model [%(default)s]")
     parser.add_argument("--divisor", type=int, default=1, help="of each n and k [%(default)s]")

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from qlinear_service.batching import Batch, BatchKey, Part, WorkItem
 from qlinear_service.config import DEVICE_MODES, KernelConfig, ServiceConfig
 from qlinear_service.dtypes import DType
 from qlinear_service.engine import BatchRunner, WorkerThread
+from qlinear_service.errors import QlinearError
 from qlinear_service.gpu import choice, loading
 from qlinear_service.gpu.made_up import made_up_layer
 from qlinear_service.gpu.places import GpuPlaces
@@ -166,8 +168,12 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="qlinear bench gpus", description=__doc__)
     made.add_argument("--devices", default="0,1", help="GPUs of one kind [0,1]")
     made.add_argument("--modes", nargs="+", choices=MODES, default=MODES, help="[all]")
-    made.add_argument("--shapes", nargs="+", default=SHAPES, metavar="KxN", help="[%(default)s]")
-    made.add_argument("--rows", type=int, nargs="+", default=ROWS, help="[%(default)s]")
+    made.add_argument(
+        "--shapes", nargs="+", default=SHAPES, metavar="KxN", help=f"[{' '.join(SHAPES)}]"
+    )
+    made.add_argument(
+        "--rows", type=int, nargs="+", default=ROWS, metavar="M", help="[1 16 32 128 512]"
+    )
     made.add_argument("--seconds", type=float, default=0.5, help="with batches in flight [0.5]")
     made.add_argument("--library", type=Path, metavar="FILE", help="GPU kernels, built elsewhere")
     made.add_argument("--json", metavar="FILE", help="write all figures as JSON; - is stdout")
@@ -193,4 +199,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except QlinearError as error:  # no GPU, mostly
+        sys.exit(f"qlinear bench gpus: {error}")

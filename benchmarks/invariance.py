@@ -8,6 +8,7 @@ A row's result with the mode is compared, bit for bit, before anything is timed.
 import argparse
 import os
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from processes import Others
 from random_model import random_layer
 
 from qlinear_service.dtypes import DType
+from qlinear_service.errors import QlinearError
 from qlinear_service.kernels.backends import CpuBody, CpuKernels, Kernels, TorchKernels
 from qlinear_service.kernels.build import build_cpu_library, default_cache_dir
 from qlinear_service.kernels.packing import pack
@@ -131,4 +133,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except QlinearError as error:  # no GPU, mostly
+        sys.exit(f"qlinear bench invariance: {error}")

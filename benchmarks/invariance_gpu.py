@@ -77,13 +77,13 @@ def measure_gpu(
         RuntimeError: a row has other bits in company, in the mode that promises it has not.
     """
     config = KernelConfig(device=device)
-    ordinal = config.cuda_ordinal or 0
+    ordinal = (*config.cuda_ordinals, 0)[0]
+    architecture = architecture_for(ordinal)
     gpu = Gpu(ordinal)
     with contextlib.ExitStack() as stack:
         path = library
         if path is None:
-            architectures = (architecture_for(config),)
-            path = stack.enter_context(cuda_library(config.cache_dir, architectures))
+            path = stack.enter_context(cuda_library(config.cache_dir, (architecture,)))
         kernels = {mode: CudaKernels(path, device=ordinal, batch_invariant=mode) for mode in MODES}
     for made in kernels.values():
         made.prepare(gpu.stream)

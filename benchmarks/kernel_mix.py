@@ -271,9 +271,9 @@ def main(words: list[str]) -> int:
     default = ",".join(map(str, ROWS))
     parser.add_argument("--rows", default=default, help="of x, in turn (default: %(default)s)")
     parser.add_argument("--replays", type=int, default=21, help="of each graph (default: 21)")
-    parser.add_argument("--library", type=Path, dest="library_file", help="ours")
+    parser.add_argument("--library", type=Path, dest="library_file", metavar="FILE", help="ours")
     parser.add_argument("--commit", default=None, help="to be noted (default: what git says)")
-    parser.add_argument("--json", help="write all figures; - is stdout")
+    parser.add_argument("--json", metavar="FILE", help="write all figures; - is stdout")
     args = parser.parse_args(words)
     driver = ask_driver()
     if driver.problem:

@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import itertools
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,7 +36,7 @@ from qlinear_service.config import (
 )
 from qlinear_service.dtypes import DType
 from qlinear_service.engine import WorkerThread
-from qlinear_service.errors import Overloaded
+from qlinear_service.errors import Overloaded, QlinearError
 from qlinear_service.loaded import Loaded
 from qlinear_service.process import collect_rarely
 from qlinear_service.results import Answer
@@ -210,7 +211,7 @@ def parser() -> argparse.ArgumentParser:
         nargs="*",
         default=SHAPES,
         metavar="KxN",
-        help="to compare ways with [%(default)s]",
+        help=f"to compare ways with [{' '.join(SHAPES)}]",
     )
     made.add_argument(
         "--rows", type=int, nargs="+", default=ROWS, help="of batches to compare ways with"
@@ -253,4 +254,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except QlinearError as error:  # no GPU, mostly
+        sys.exit(f"qlinear bench slab: {error}")

@@ -32,6 +32,7 @@ from qlinear_client._errors import (
 )
 from qlinear_client._info import LayerInfo, ServerInfo
 from qlinear_client._retries import SendAlone
+from qlinear_client._targets import checked_target, plain_words
 
 __all__ = [
     "Deadline",
@@ -96,9 +97,7 @@ class Session:
         transport: str = DEFAULT_TRANSPORT,
         max_retries: int = DEFAULT_MAX_RETRIES,
     ) -> None:
-        if not isinstance(target, str) or not target:
-            raise InvalidArgument(f'target is {target!r}; expected "host:port"')
-        self.target = target
+        self.target = checked_target(target)
         self.timeout_seconds = _checked_timeout(timeout_seconds)
         if transport not in TRANSPORTS:
             raise InvalidArgument(f"transport is {transport!r}; expected {' or '.join(TRANSPORTS)}")
@@ -255,7 +254,9 @@ def call_error(error: grpc.RpcError) -> CallError:
     """Turn what gRPC raised into the typed error of its status."""
     # Both kinds of RpcError that calls raise, grpc's and grpc.aio's, have these three.
     code: grpc.StatusCode = error.code()
-    message = error.details() or f"the call ended with {code.name} and no explanation"
+    message = (
+        plain_words(error.details() or "") or f"the call ended with {code.name} and no explanation"
+    )
     pushback = _pushback_seconds(error.trailing_metadata() or ())
     # The server's word counts; without one, only a server that cannot be reached, drains or stops
     # may recover. A gRPC server that stops cancels the calls that reach it in that moment.

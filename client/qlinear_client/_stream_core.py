@@ -16,6 +16,7 @@ import grpc
 from qlinear.v1 import linear_pb2 as pb
 from qlinear_client._errors import Internal, Unavailable, error_class
 from qlinear_client._retries import Moved, SendAlone
+from qlinear_client._targets import plain_words
 
 __all__ = ["Settled", "StreamCore"]
 
@@ -169,7 +170,7 @@ class StreamCore(Generic[W]):
         if self.is_leaving or code is grpc.StatusCode.OK:
             return Moved("the stream ended before the answer came")
         if code in BROKEN:
-            return Unavailable(details or "the stream broke", retryable=True)
+            return Unavailable(plain_words(details) or "the stream broke", retryable=True)
         # INTERNAL may stand for any other status: grpc.aio says so when a write failed before the
         # status had arrived.
         return SendAlone(code)

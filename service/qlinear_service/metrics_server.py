@@ -5,6 +5,7 @@ reads metrics and changes nothing. It starts before the data port and stops afte
 """
 
 import contextlib
+import errno
 import logging
 import socket
 import socketserver
@@ -87,9 +88,12 @@ def _bind(metrics: Metrics, host: str, port: int) -> "_Server":
     try:
         return _Server(metrics, host, port)
     except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+            advice = "name a host of this machine with --host"
+        else:
+            advice = "choose another port with --metrics-port, or -1 for no metrics"
         raise ConfigError(
-            f"cannot listen on {_address(host, port)} for metrics: {error.strerror}; choose "
-            "another port with --metrics-port, or -1 for no metrics"
+            f"cannot listen on {_address(host, port)} for metrics: {error.strerror}; {advice}"
         ) from None
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from qlinear_service.cli import main
+from qlinear_service.commands.bench import BENCHMARKS
+from qlinear_service.kernels.driver import ask_driver
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="they read /proc")
 
@@ -124,6 +126,27 @@ def test_a_benchmark_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> 
     assert ended.value.code == 2
     text = capsys.readouterr().err
     assert all(name in text for name in ("cpu", "kernel", "service", "soak"))
+
+
+@pytest.mark.parametrize(
+    "words", [["gpus"], ["slab", "--device", "cuda:99"], ["invariance", "--device", "cuda:99"]]
+)
+def test_a_gpu_that_is_not_there_is_one_sentence(words: list[str]) -> None:
+    if words == ["gpus"] and ask_driver().gpus:
+        pytest.skip("it would measure")
+    command = [sys.executable, "-m", "qlinear_service", "bench", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"qlinear bench {words[0]}: device is cuda:")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", sorted(BENCHMARKS))
+def test_help_calls_a_benchmark_what_its_users_do(what: str) -> None:
+    words = [sys.executable, "-m", "qlinear_service", "bench", what, "--help"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=WAIT_SECONDS, check=True)
+    assert done.stdout.startswith(f"usage: qlinear bench {what} ")
 
 
 def test_help_of_a_benchmark_is_its_own() -> None:

@@ -14,6 +14,7 @@ from metrics_process import get
 from watched_metrics import port_of
 
 from qlinear_service import metrics_server
+from qlinear_service.errors import ConfigError
 from qlinear_service.metrics import Metrics
 
 WAIT_SECONDS = 20.0
@@ -42,6 +43,18 @@ def raw(address: str, request: bytes) -> bytes:
     with connected(address) as client, client.makefile("rb") as file:
         client.sendall(request)
         return file.read()
+
+
+def test_a_host_that_is_not_here_is_what_the_error_speaks_of(metrics: Metrics) -> None:
+    away = "192.0.2.1"  # reserved for documentation
+    with (
+        pytest.raises(
+            ConfigError, match=r"^cannot listen on 192\.0\.2\.1:0 for metrics: "
+        ) as refused,
+        metrics_server.serve_metrics(metrics, host=away, port=0),
+    ):
+        pass
+    assert str(refused.value).endswith("; name a host of this machine with --host")
 
 
 @pytest.mark.parametrize(

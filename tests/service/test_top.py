@@ -1,6 +1,7 @@
 """`qlinear top` against a metrics port: what it prints, and what it says where there is none."""
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -162,6 +163,22 @@ def test_no_server_is_one_sentence_and_exit_1(capsys: pytest.CaptureFixture[str]
         f"qlinear top: no server answers at http://{address}: Connection refused; is it running"
     )
     assert err.count("\n") == 1
+
+
+def test_a_port_that_does_not_speak_http_is_one_sentence_without_its_bytes() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def answer() -> None:
+            connection, _ = other.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"\x00\x00\x18\x04\x00\x00 settings of HTTP/2\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(Unreachable, match=r": what is there does not speak HTTP/1; is it run"):
+            fetch(f"http://127.0.0.1:{other.getsockname()[1]}", 5)
+        thread.join()
 
 
 @pytest.mark.parametrize(

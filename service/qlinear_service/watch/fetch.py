@@ -65,6 +65,9 @@ def fetch(url: str, timeout_seconds: float) -> dict[str, Any]:
     except URLError as error:
         raise _silent(url, str(getattr(error.reason, "strerror", "") or error.reason)) from None
     except (OSError, http.client.HTTPException, ValueError) as error:
+        if type(error) is http.client.BadStatusLine:
+            # Its text is what was sent: from the data port, bytes of HTTP/2.
+            raise _silent(url, "what is there does not speak HTTP/1") from None
         raise _silent(url, str(error) or type(error).__name__) from None
     return _read(url, text)
 
