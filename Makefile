@@ -89,8 +89,8 @@ lock: .venv/.installed-dev ## renew the locked requirements of the image and the
 image-base: ## a base of Debian's packages, for where no registry is; as root, with debootstrap and buildah
 	deploy/image_base.sh localhost/qlinear-base:bookworm
 
-image-test: .venv/.installed-image ## build, run, call, stop the CPU image and the compose file; BASE=image for its bases
-	IMAGE_BASE="$(BASE)" IMAGE_FLAGS="$(IMAGE_FLAGS)" $(PY) -m pytest tests/deploy/test_image.py \
+image-test: .venv/.installed-image ## build, run, call, stop images and the compose file; BASE=image for the bases, CUDA_BASE=image with nvcc
+	IMAGE_BASE="$(BASE)" IMAGE_CUDA_BASE="$(CUDA_BASE)" IMAGE_FLAGS="$(IMAGE_FLAGS)" $(PY) -m pytest tests/deploy/test_image.py \
 		tests/deploy/test_compose.py
 
 .PHONY: prometheus dashboard dashboard-schema browser picture chart envoy

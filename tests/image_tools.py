@@ -1,7 +1,8 @@
-"""Builds the image of the CPU target and runs commands in it, where a container engine is.
+"""Builds the image and runs commands in it, where a container engine is.
 
-IMAGE_BASE replaces all three bases of the Dockerfile, for machines without a registry; IMAGE_FLAGS
-are more words for the build: what its network needs, such as certificates. ENGINE names the engine.
+IMAGE_BASE replaces all three bases of the Dockerfile, for machines without a registry;
+IMAGE_CUDA_BASE, the same with CUDA's compiler, lets the GPU target be built, too; IMAGE_FLAGS are
+more words for the build: what its network needs, such as certificates. ENGINE names the engine.
 """
 
 import os
@@ -18,7 +19,7 @@ from source_tree import ROOT
 
 VERSION: str = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 MODELS = ROOT / "examples/models"
-IMAGE = "localhost/qlinear-test:cpu"
+IMAGE = "localhost/qlinear-test"
 BASES = ("CUDA_BUILDER", "CPU_BUILDER", "RUNTIME")
 
 
@@ -33,14 +34,20 @@ def engine() -> str:
     return found[0]
 
 
-def build(name: str) -> str:
-    """Build the CPU target with an engine; the image's name."""
-    words = [name, "build", "--target", "cpu", "-t", IMAGE, "--build-arg", f"VERSION={VERSION}"]
+def build(name: str, target: str = "cpu") -> str:
+    """Build a target with an engine; the image's name. The GPU's needs a base that has nvcc."""
+    image, bases = f"{IMAGE}:{target}", dict.fromkeys(BASES, os.environ["IMAGE_BASE"])
+    if target == "gpu":
+        cuda = os.environ.get("IMAGE_CUDA_BASE")
+        if not cuda:
+            pytest.skip("IMAGE_CUDA_BASE names no base with CUDA's compiler")
+        bases["CUDA_BUILDER"] = cuda
+    words = [name, "build", "--target", target, "-t", image, "--build-arg", f"VERSION={VERSION}"]
     words += ["--build-arg", "REVISION=test"]
-    for base in BASES:
-        words += ["--build-arg", f"{base}={os.environ['IMAGE_BASE']}"]
+    for argument, base in bases.items():
+        words += ["--build-arg", f"{argument}={base}"]
     _built([*words, *build_flags(), str(ROOT)])
-    return IMAGE
+    return image
 
 
 def build_prometheus(name: str, folder: Path) -> str:
