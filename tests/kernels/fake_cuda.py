@@ -46,11 +46,15 @@ class HostStream:
 class HostEvent:
     """An event that torch makes at its first record."""
 
+    made = 0
+
     def __init__(self) -> None:
         self.cuda_event = 0
 
     def record(self, stream: HostStream) -> None:
-        self.cuda_event = id(self) & 0xFFFF
+        if not self.cuda_event:
+            HostEvent.made += 1
+            self.cuda_event = HostEvent.made
 
 
 class HostCuda:
