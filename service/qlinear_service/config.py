@@ -149,8 +149,8 @@ class BatchingConfig(Group):
     )
     dispatcher: str = option(
         AUTO,
-        "What brings calls together: native, threads without Python, for one GPU; python, as for "
-        "CPUs and several GPUs; auto: native where it can be.",
+        "What brings calls together: native, threads without Python, for one GPU alone; python, "
+        "as for CPUs and several GPUs; auto: native where it can be.",
     )
     max_batches_in_flight: int = option(
         0,
@@ -183,10 +183,19 @@ class BatchingConfig(Group):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceConfig:
-    """All groups together. Only the composition root holds this."""
+    """All groups together, and what must hold between them. Only the composition root has this."""
 
     server: ServerConfig = field(default_factory=ServerConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     batching: BatchingConfig = field(default_factory=BatchingConfig)
     kernels: KernelConfig = field(default_factory=KernelConfig)
     tracing: TracingConfig = field(default_factory=TracingConfig)
+
+    def __post_init__(self) -> None:
+        names = self.kernels.device_names
+        if self.batching.dispatcher == NATIVE and (len(names) > 1 or names == ("cpu",)):
+            raise OptionError(
+                "dispatcher",
+                f"is {NATIVE!r}, which is for one GPU, and the device is {' and '.join(names)}; "
+                f"expected {AUTO} or {PYTHON} there, or one GPU as --device cuda:N",
+            )

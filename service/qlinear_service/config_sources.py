@@ -134,20 +134,20 @@ def resolve(
         for name, (raw, origin) in layer.items():
             values[name] = _convert(OPTIONS[name], raw, origin)
             origins[name] = origin
-    groups = {group: _build(group, values, origins) for group in GROUPS}
-    return Resolved(config=ServiceConfig(**groups), origins=origins)
+    try:
+        groups = {group: _build(group, values) for group in GROUPS}
+        return Resolved(config=ServiceConfig(**groups), origins=origins)
+    except OptionError as error:
+        raise ConfigError(f"{error} (from: {origins[error.option]})") from None
 
 
-def _build(group: str, values: Mapping[str, Any], origins: Mapping[str, str]) -> Any:
+def _build(group: str, values: Mapping[str, Any]) -> Any:
     given = {
         option.field.name: values[name]
         for name, option in OPTIONS.items()
         if option.group == group and name in values
     }
-    try:
-        return GROUPS[group](**given)
-    except OptionError as error:
-        raise ConfigError(f"{error} (from: {origins[error.option]})") from None
+    return GROUPS[group](**given)
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, tuple[object, str]]:

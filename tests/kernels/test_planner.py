@@ -75,7 +75,7 @@ def test_a_device_that_no_gpu_can_be_is_refused(wrong: dict[str, int], major: in
         setattr(device, name, value)
     params = problem(m=8, n=4096, k=4096, bits=4, group_size=128)
     plan = planner().choice(params, FAKE_H200).plan
-    with pytest.raises(ValueError, match="Fake H200': no GPU is as described: .*status 14"):
+    with pytest.raises(ValueError, match=r"Fake H200': no GPU is as described: .*status 14"):
         planner().candidates(params, device)
     assert planner().complete(params, device, plan).startswith("no GPU is as described")
 
