@@ -7,7 +7,6 @@ flight as the engine takes. Each batch has rows of its own, in one slot. Needs t
 
 import argparse
 import asyncio
-import contextlib
 import itertools
 import statistics
 import sys
@@ -20,13 +19,14 @@ from typing import Any
 import torch
 from figures import console, machine, print_facts, print_table, write_json
 from processes import Others
+from slab_place import use_library
 
 from qlinear_service.batching import Batch, BatchKey, Part, WorkItem
 from qlinear_service.config import DEVICE_MODES, KernelConfig, ServiceConfig
 from qlinear_service.dtypes import DType
 from qlinear_service.engine import BatchRunner, WorkerThread
 from qlinear_service.errors import QlinearError
-from qlinear_service.gpu import choice, loading
+from qlinear_service.gpu.loading import GpuPlace
 from qlinear_service.gpu.made_up import made_up_layer
 from qlinear_service.gpu.places import GpuPlaces
 from qlinear_service.layers import LayerRegistry
@@ -46,7 +46,7 @@ PlaceOf = Callable[[KernelConfig], Place]
 
 def place_of(config: KernelConfig) -> Place:
     """Return where layers are put: one GPU or several."""
-    kind = GpuPlaces if len(config.device_names) > 1 else loading.GpuPlace
+    kind = GpuPlaces if len(config.device_names) > 1 else GpuPlace
     return kind(config, threading.Event())
 
 
@@ -183,8 +183,7 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     args = parser().parse_args()
     if args.library is not None:
-        choice.find_cuda_library = lambda *words, **more: (args.library, "")
-        loading.cuda_library = lambda *words, **more: contextlib.nullcontext(args.library)
+        use_library(args.library)
     others, own = Others(), time.process_time()
     report: dict[str, Any] = {"gpus": figures_of(args)}
     report["others_cores"] = others.cores(time.process_time() - own)

@@ -6,6 +6,7 @@ A row's result with the mode is compared, bit for bit, before anything is timed.
 """
 
 import argparse
+import functools
 import os
 import statistics
 import sys
@@ -72,7 +73,8 @@ def measure(way: str, layer: QuantizedLinear, rows: int, runs: int) -> dict[str,
     for number in range(runs):
         for is_on in (True, False) if number % 2 else (False, True):
             kernels = on if is_on else off
-            block = timed(lambda x, k=kernels: k.linear(layer, x, DType.F16), x, calls)
+            multiply = functools.partial(kernels.linear, layer, output_dtype=DType.F16)
+            block = timed(multiply, x, calls)
             seconds[is_on].append(block.cpu_seconds)
     medians = {str(is_on).lower(): statistics.median(found) for is_on, found in seconds.items()}
     return {
@@ -110,8 +112,9 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", help="write all figures as JSON; - is stdout")
     args = parser.parse_args()
     others, own = Others(), time.process_time()
+    rows: tuple[int, ...] = ROWS
     if args.device == "cpu":
-        rows, kind = ROWS, "processor"
+        kind = "processor"
         where = f"k = n = {args.features}"
         found = measure_cpu(args.features, args.runs)
     else:

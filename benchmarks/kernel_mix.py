@@ -44,7 +44,7 @@ Block = Callable[[int, int], Call]
 
 def new_mark() -> torch.cuda.Event:
     """Return an event that a graph records each time it runs."""
-    return torch.cuda.Event(enable_timing=True, external=True)
+    return torch.cuda.Event(enable_timing=True, external=True)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)
