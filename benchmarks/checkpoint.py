@@ -38,17 +38,23 @@ def pack_once(source: Path, target: Path) -> dict[str, float]:
     begun = target.with_name(f".{target.name}.partial")
     start = most = 0
     started = time.perf_counter()
-    process = subprocess.Popen([*words, "--force"], stdout=subprocess.DEVNULL)
-    while process.poll() is None:
-        try:
-            now = status_bytes(process.pid, "RssAnon")
-        except (LookupError, FileNotFoundError):
-            break  # it has ended
-        if not start and begun.exists():
-            start = now
-        most = max(most, now) if start else 0
-        time.sleep(SAMPLE_SECONDS)
-    if process.wait() != 0:
+    process = subprocess.Popen([*words, "--force"], stdout=subprocess.DEVNULL, process_group=0)
+    try:
+        while process.poll() is None:
+            try:
+                now = status_bytes(process.pid, "RssAnon")
+            except (LookupError, FileNotFoundError):
+                break  # it has ended
+            if not start and begun.exists():
+                start = now
+            most = max(most, now) if start else 0
+            time.sleep(SAMPLE_SECONDS)
+    except BaseException:
+        process.kill()
+        raise
+    finally:
+        code = process.wait()
+    if code != 0:
         raise SystemExit("qlinear pack has failed")
     return {"seconds": time.perf_counter() - started, "peak_bytes": most - start}
 

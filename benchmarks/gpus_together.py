@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import itertools
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -25,7 +24,6 @@ from qlinear_service.batching import Batch, BatchKey, Part, WorkItem
 from qlinear_service.config import DEVICE_MODES, KernelConfig, ServiceConfig
 from qlinear_service.dtypes import DType
 from qlinear_service.engine import BatchRunner, WorkerThread
-from qlinear_service.errors import QlinearError
 from qlinear_service.gpu.loading import GpuPlace
 from qlinear_service.gpu.made_up import made_up_layer
 from qlinear_service.gpu.places import GpuPlaces
@@ -198,7 +196,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except QlinearError as error:  # no GPU, mostly
-        sys.exit(f"qlinear bench gpus: {error}")
+    main()

@@ -13,7 +13,6 @@ import asyncio
 import functools
 import itertools
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,7 +37,7 @@ from qlinear_service.config import (
 )
 from qlinear_service.dtypes import DType
 from qlinear_service.engine import WorkerThread
-from qlinear_service.errors import Overloaded, QlinearError
+from qlinear_service.errors import Overloaded
 from qlinear_service.loaded import Loaded
 from qlinear_service.process import collect_rarely
 from qlinear_service.results import Answer
@@ -258,7 +257,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except QlinearError as error:  # no GPU, mostly
-        sys.exit(f"qlinear bench slab: {error}")
+    main()
