@@ -145,7 +145,7 @@ def test_a_gpu_that_is_not_there_is_one_sentence(words: list[str]) -> None:
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("what", ["ablation", "chain", "kernel", "mix", "tune"])
+@pytest.mark.parametrize("what", ["ablation", "mix"])
 def test_what_measures_gpu_kernels_needs_a_gpu(what: str) -> None:
     if not ask_driver().problem:
         pytest.skip("it would measure")
