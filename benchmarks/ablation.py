@@ -122,7 +122,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     add("--only", nargs="+", default=[], metavar="NAME", help="build these alone")
     add("--rows", default=ROWS, metavar="LIST", help="of x (default: %(default)s)")
     add("--layers", default=LAYERS, metavar="LIST", help="names (default: %(default)s)")
-    add("--replays", type=int, default=9, metavar="N", help="of each graph (default: 9)")
+    add("--replays", type=int, default=9, help="of each graph (default: 9)")
     add("--commit", metavar="TEXT", help="to be noted (default: what git says)")
     add("--json", metavar="FILE", help="write all figures as JSON; - is stdout")
     args = parser.parse_args(words)

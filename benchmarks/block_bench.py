@@ -67,7 +67,7 @@ def _parse(bench: BlockBench, words: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("--rows", default=rows, metavar="LIST", help="of x (default: %(default)s)")
     replays = "of each graph (default: %(default)s)"
-    add("--replays", type=int, default=bench.replays, metavar="N", help=replays)
+    add("--replays", type=int, default=bench.replays, help=replays)
     add("--library", type=Path, metavar="FILE", help="our library (default: found or built)")
     add("--commit", metavar="TEXT", help="to be noted (default: what git says)")
     add("--json", metavar="FILE", help="write all figures as JSON; - is stdout")

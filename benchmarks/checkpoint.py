@@ -116,9 +116,13 @@ def measure(folder: Path, *, blocks: int, divisor: int, runs: int, loads: int) -
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="qlinear bench checkpoint", description=__doc__)
-    parser.add_argument("--folder", type=Path, help="where files go (default: a temporary folder)")
+    parser.add_argument(
+        "--folder", type=Path, metavar="DIR", help="where files go (default: a temporary folder)"
+    )
     parser.add_argument("--blocks", type=int, default=BLOCKS, help="of the model [%(default)s]")
-    parser.add_argument("--divisor", type=int, default=1, help="of each n and k [%(default)s]")
+    parser.add_argument(
+        "--divisor", type=int, default=1, metavar="N", help="of each n and k [%(default)s]"
+    )
     parser.add_argument("--runs", type=int, default=3, help="of pack and copy [%(default)s]")
     parser.add_argument("--loads", type=int, default=7, help="of load and cat [%(default)s]")
     parser.add_argument("--json", metavar="FILE", help="write the figures there, - is stdout")

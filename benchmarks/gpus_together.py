@@ -164,14 +164,12 @@ def row_of(one: dict[str, Any], base: dict[str, Any] | None) -> list[str]:
 def parser() -> argparse.ArgumentParser:
     """Return what reads the command line."""
     made = argparse.ArgumentParser(prog="qlinear bench gpus", description=__doc__)
-    made.add_argument("--devices", default="0,1", help="GPUs of one kind [0,1]")
+    made.add_argument("--devices", default="0,1", metavar="N,N", help="GPUs of one kind [0,1]")
     made.add_argument("--modes", nargs="+", choices=MODES, default=MODES, help="[all]")
     made.add_argument(
         "--shapes", nargs="+", default=SHAPES, metavar="KxN", help=f"[{' '.join(SHAPES)}]"
     )
-    made.add_argument(
-        "--rows", type=int, nargs="+", default=ROWS, metavar="M", help="[1 16 32 128 512]"
-    )
+    made.add_argument("--rows", type=int, nargs="+", default=ROWS, help="of x [1 16 32 128 512]")
     made.add_argument("--seconds", type=float, default=0.5, help="with batches in flight [0.5]")
     made.add_argument("--library", type=Path, metavar="FILE", help="GPU kernels, built elsewhere")
     made.add_argument("--json", metavar="FILE", help="write all figures as JSON; - is stdout")

@@ -6,7 +6,7 @@ value came from. An owner is handed its own group and no other.
 
 from dataclasses import dataclass, field
 
-from qlinear_service.config_fields import Group, OptionError, option
+from qlinear_service.config_fields import Group, OptionError, one_of, option
 from qlinear_service.config_kernels import (
     AUTO,
     DEVICE_MODES,
@@ -151,11 +151,13 @@ class BatchingConfig(Group):
         AUTO,
         "What brings calls together: native, threads without Python, for one GPU alone; python, "
         "as for CPUs and several GPUs; auto: native where it can be.",
+        unit=one_of(DISPATCHERS),
     )
     max_batches_in_flight: int = option(
         0,
         "Batches that a GPU has at a time: one is copied while another is computed; 0 means 2, or "
         "3 with the native dispatcher.",
+        unit="BATCHES",
         minimum=0,
         maximum=16,
     )
@@ -163,6 +165,7 @@ class BatchingConfig(Group):
         0,
         "Longest wait of an idle engine for more calls, in microseconds, where calls come so fast "
         "that it pays; 0: none. It keeps the event loop busy meanwhile.",
+        unit="MICROSECONDS",
         minimum=0,
         maximum=200,
     )

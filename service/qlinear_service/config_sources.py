@@ -53,6 +53,11 @@ class _Option:
         return ENVIRONMENT_PREFIX + self.name.upper()
 
     @property
+    def unit(self) -> str:
+        """What a value is called."""
+        return self.field.metadata.get("unit") or self.field.name.rpartition("_")[2].upper()
+
+    @property
     def default(self) -> Any:
         if self.field.default_factory is not MISSING:
             return self.field.default_factory()
@@ -96,8 +101,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
                     option.flag, action=argparse.BooleanOptionalAction, default=None, help=text
                 )
             else:
-                metavar = option.name.rsplit("_", maxsplit=1)[-1].upper()
-                section.add_argument(option.flag, metavar=metavar, help=text)
+                section.add_argument(option.flag, metavar=option.unit, help=text)
 
 
 def flag_values(args: argparse.Namespace) -> dict[str, str | bool]:

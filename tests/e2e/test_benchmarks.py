@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -204,6 +205,9 @@ def test_help_calls_a_benchmark_what_its_users_do(what: str) -> None:
     words = [sys.executable, "-m", "qlinear_service", "bench", what, "--help"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=WAIT_SECONDS, check=True)
     assert done.stdout.startswith(f"usage: qlinear bench {what} ")
+    called = set(re.findall(r"^  --[a-z-]+ ([^\s[]+)", done.stdout, re.MULTILINE))
+    assert called
+    assert not called & {"S", "M", "JSON", "COMMIT", "FOLDER", "DEVICES", "ONLY", "DIVISOR"}
 
 
 def test_help_of_a_benchmark_is_its_own() -> None:
