@@ -60,7 +60,8 @@ class Variant(NamedTuple):
         if found is None:
             raise ValueError(f"{text!r} is no variant; expected STAGES[:SPARE][:urgent][:BLOCKS]")
         stages, spare, urgent, blocks = found.groups()
-        return cls(int(stages), int(spare or 0), urgent is not None, blocks and int(blocks))
+        told = None if blocks is None else int(blocks)
+        return cls(int(stages), int(spare or 0), urgent is not None, told)
 
     def __str__(self) -> str:
         blocks = "" if self.blocks is None else f":{self.blocks}"

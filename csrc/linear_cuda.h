@@ -32,10 +32,11 @@ typedef struct ql_cuda_device {
 
 // How y[m, n] is cut. Filled by ql_cuda_plan(); may be changed for tuning and in tests.
 typedef struct ql_cuda_plan {
-  int32_t token_blocks;  // blocks of 8 rows of x that one tile holds: 1, 2, 4, 8 or 16
-  int32_t warpgroups;    // 1: multiply by warpgroups (Hopper only; token_blocks 4, 8 or 16)
-  int32_t warps_n;       // warps of a thread block side by side along n, 32 columns each, or 16
-                         // where token_blocks is 16
+  int32_t token_blocks;  // blocks of 8 rows of x that one tile holds: 1, 2, 4 or 8; with copy_warp
+                         // 1 or 2; with that and warpgroups 4, 8, 16 or, for 4 bits, 24
+  int32_t warpgroups;    // 1: multiply by warpgroups (Hopper only, and only with copy_warp)
+  int32_t warps_n;       // warps of a thread block side by side along n, 32 columns each; with
+                         // copy_warp up to 64, with warpgroups 16
   int32_t warps_k;       // groups of such warps that share out the k steps of a tile
   int32_t stages;        // steps that each warp's ring holds, 2 to 4, or with copy_warp 2 to 8
   int32_t ctas;          // thread blocks
@@ -73,7 +74,8 @@ int ql_cuda_device_count(void);
 int ql_cuda_device_info(int device, ql_cuda_device* out);
 
 // The plan for this problem (only m, n, k, bits, group_size and dtypes are read; pointers may be
-// null) on a device described by `device`: a pure function that needs no GPU.
+// null) on a device described by `device`: a pure function that needs no GPU. Of the description
+// only compute capability, sm_count and shared memory count; QL_BAD_DESCRIPTION if no GPU has such.
 int ql_cuda_plan_linear(const ql_linear_params* params, const ql_cuda_device* device, int flags,
                         ql_cuda_plan* out);
 

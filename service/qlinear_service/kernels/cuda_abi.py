@@ -47,6 +47,7 @@ class Status(IntEnum):
     BAD_PLAN = 11
     WORKSPACE = 12
     CUDA_ERROR = 13
+    BAD_DESCRIPTION = 14
 
 
 class CudaFlag(IntFlag):
@@ -145,6 +146,7 @@ PLANNER_FUNCTIONS: Functions = {
         ctypes.c_int,
         (_LINEAR, _DEVICE, _PLAN, ctypes.POINTER(ctypes.c_char_p)),
     ),
+    "ql_status_text": (ctypes.c_char_p, (ctypes.c_int,)),
 }
 """What the CPU library holds, too: planning needs no GPU."""
 
@@ -194,7 +196,6 @@ FUNCTIONS: Functions = {
     "ql_cuda_plan_bytes": (ctypes.c_int, ()),
     "ql_cuda_launch_bytes": (ctypes.c_int, ()),
     "ql_cuda_batch_bytes": (ctypes.c_int, ()),
-    "ql_status_text": (ctypes.c_char_p, (ctypes.c_int,)),
     "ql_layout_version": (ctypes.c_int, ()),
     "ql_linear_params_bytes": (ctypes.c_int, ()),
     "ql_gather_params_bytes": (ctypes.c_int, ()),
