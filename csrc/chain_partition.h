@@ -114,6 +114,13 @@ constexpr ChainMemory chain_memory(int m, int slot_bytes, int budget) {
   return memory;
 }
 
+// Slots whose codes may be on their way. Not more than the ring has: whoever asks for them would
+// wait for the first turn of a slot whose second has come already, which looks like none.
+constexpr int chain_in_flight(const ChainSlot& slot, int ring) {
+  const int some = kChainBytesInFlight / slot.code_bytes;
+  return some < 2 ? 2 : some < ring ? some : ring;
+}
+
 static_assert(chain_registers(12) == 160 && chain_registers(16) == 112);
 static_assert(chain_copies_at_once(kChainMostRows, kChainTileBlocks) >= 1);
 

@@ -108,7 +108,6 @@ void cut(const ql_linear_params& params, int ctas, int steps, ChainLayer& layer)
   layer.slot = partition::chain_slot(m, layer.tiles.tile_blocks, steps, one_group(params), item);
   layer.slots = (static_cast<int>(tile_steps(params)) + steps - 1) / steps;
   layer.group = layer.tiles.warps_n * steps;
-  layer.in_flight = std::max(2, partition::kChainBytesInFlight / layer.slot.code_bytes);
   layer.fours_log2 = 2;
   while (1 << layer.fours_log2 < layer.tiles.tile_blocks * (layout::kTileN / 4)) ++layer.fours_log2;
   layer.copies_at_once = partition::chain_copies_at_once(m, layer.tiles.tile_blocks);
@@ -163,6 +162,7 @@ bool chain_args(const ql_linear_params* params, int count, const ql_cuda_device&
     const int steps = partition::chain_steps(args.m, layer.tiles, one_group(params[i]),
                                              item_bytes(params[i].scale_dtype), slot_bytes);
     cut(params[i], device.sm_count, steps, layer);
+    layer.in_flight = partition::chain_in_flight(layer.slot, args.memory.slots);
     layer.waits = i > 0 && must_wait(params, i);
     if (!fill_layer(params[i], layer)) return false;
   }
