@@ -79,7 +79,7 @@ int ql_cuda_device_info(int device, ql_cuda_device* out);
 int ql_cuda_plan_linear(const ql_linear_params* params, const ql_cuda_device* device, int flags,
                         ql_cuda_plan* out);
 
-// The next two are pure, too, need no GPU, and are in the CPU library as well.
+// The next three are pure, too, need no GPU, and are in the CPU library as well.
 
 // What ql_cuda_plan_linear() weighs, in its order: it takes the first of the least microseconds, a
 // model's that is fitted to an H200. Writes at most `capacity` plans and times, and to `count` how
@@ -93,6 +93,11 @@ int ql_cuda_plan_candidates(const ql_linear_params* params, const ql_cuda_device
 int ql_cuda_complete_plan(const ql_linear_params* params, const ql_cuda_device* device,
                           ql_cuda_plan* plan, const char** fault);
 
+// How many of `count` products, from the first on, ql_cuda_linear_chain() computes in one launch on
+// such a device: 2 to 8, or 0 for none. If that has no plans, no QL_CUDA_BATCH_INVARIANT and a
+// workspace, that is. Of pointers only alignment counts, and which of them are null.
+int ql_cuda_chain_length(const ql_linear_params* params, int count, const ql_cuda_device* device);
+
 // Bytes that suffice for every plan of ql_cuda_plan_linear() on any device.
 int64_t ql_cuda_workspace_bytes(void);
 
@@ -100,8 +105,10 @@ int64_t ql_cuda_workspace_bytes(void);
 int ql_cuda_linear(const ql_linear_params* params, const ql_cuda_launch* launch);
 
 // `count` products (256 at most) one after the other on one stream: on one x, or each on what one
-// before it wrote. All but the first are launched as with QL_CUDA_DEPENDENT, so their weights are
-// fetched while the one in front still runs. Events of `launch` are recorded before the first and
+// before it wrote. Those of ql_cuda_chain_length() are one launch, whose sums have another order
+// than those of single calls: the same bits every time, within rounding of theirs. Others give every
+// bit of single calls: all but the first are launched as with QL_CUDA_DEPENDENT, so their weights
+// are fetched while the one in front still runs. Events of `launch` are recorded before the first and
 // after the last; its plan must be null, `plans` holds one for each, null for the library's own, or
 // is null. The first that cannot be launched ends the chain. Can be captured.
 int ql_cuda_linear_chain(const ql_linear_params* params, const ql_cuda_plan* const* plans,

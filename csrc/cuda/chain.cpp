@@ -5,7 +5,7 @@
 
 #include "cuda/chain_kernels.h"
 #include "cuda/host.h"
-#include "cuda/plan.h"
+#include "cuda/plan_chain.h"
 
 namespace qlinear::cuda {
 namespace {

@@ -3,57 +3,13 @@
 
 #include "cuda/chain_kernels.h"
 #include "cuda/fed_args.h"
-#include "cuda/plan.h"
+#include "cuda/plan_chain.h"
 #include "cuda/tensor_map.h"
 
 namespace qlinear::cuda {
 namespace {
 
 using partition::kStepK;
-
-constexpr int kPieceK = partition::kHalfRowBytes / 2;
-
-int blocks_of(const ql_linear_params& params) {
-  return static_cast<int>(padded_n(params) / layout::kTileN);
-}
-
-bool one_group(const ql_linear_params& params) { return params.group_size == -1; }
-
-// Whether the kernel can compute this product at all.
-bool fits(const ql_linear_params& params) {
-  return check_problem(params) == QL_OK && is_multiple(params.qweight, layout::kAlignBytes) &&
-         is_multiple(params.scales, layout::kVectorBytes) && params.m >= 1 && params.m <= partition::kChainMostRows && params.n > 0 && params.k > 0 &&
-         params.k % kPieceK == 0 && params.bits == 4 &&
-         (one_group(params) || params.group_size == kStepK) && params.zeros == nullptr &&
-         params.scale_dtype == compute_dtype(params) && x_can_be_copied(params) && params.qweight != nullptr && params.x != nullptr &&
-         params.y != nullptr && params.scales != nullptr;
-}
-
-struct Bytes {
-  uintptr_t begin, end;
-};
-bool overlap(const Bytes& one, const Bytes& other) {
-  return one.begin < other.end && other.begin < one.end;
-}
-Bytes rows_of(const void* data, int64_t m, int64_t stride, int64_t columns, int dtype) {
-  const auto begin = reinterpret_cast<uintptr_t>(data);
-  return {begin, begin + static_cast<uintptr_t>(((m - 1) * stride + columns) * item_bytes(dtype))};
-}
-Bytes read_by(const ql_linear_params& p) {
-  return rows_of(p.x, p.m, p.x_row_stride, p.k, p.x_dtype);
-}
-Bytes written_by(const ql_linear_params& p) {
-  return rows_of(p.y, p.m, p.y_row_stride, p.n, p.y_dtype);
-}
-
-// Whether a product reads what one before it writes, or writes what one of them reads or writes.
-bool must_wait(const ql_linear_params* params, int place) {
-  const Bytes read = read_by(params[place]), written = written_by(params[place]);
-  return std::any_of(params, params + place, [&](const ql_linear_params& before) {
-    return overlap(read, written_by(before)) || overlap(written, written_by(before)) ||
-           overlap(written, read_by(before));
-  });
-}
 
 bool describe_weights(const ql_linear_params& params, int blocks, const ChainLayer& layer,
                       TensorMap& codes, TensorMap& scales) {
@@ -93,9 +49,9 @@ bool describe_rows(const ql_linear_params& params, int steps, TensorMap& map) {
   return describe({CU_TENSOR_MAP_DATA_TYPE_UINT16,
                    params.x,
                    3,
-                   {kPieceK, m, static_cast<cuuint64_t>(params.k / kPieceK)},
-                   {static_cast<cuuint64_t>(stride) * 2, kPieceK * 2},
-                   {kPieceK, static_cast<cuuint32_t>(m), static_cast<cuuint32_t>(2 * steps)},
+                   {kChainPieceK, m, static_cast<cuuint64_t>(params.k / kChainPieceK)},
+                   {static_cast<cuuint64_t>(stride) * 2, kChainPieceK * 2},
+                   {kChainPieceK, static_cast<cuuint32_t>(m), static_cast<cuuint32_t>(2 * steps)},
                    CU_TENSOR_MAP_SWIZZLE_128B},
                   map);
 }
@@ -128,23 +84,6 @@ bool fill_layer(const ql_linear_params& params, ChainLayer& layer) {
 
 }  // namespace
 
-int chain_length(const ql_linear_params* params, int count, const ql_cuda_device& device) {
-  // The thread block with the largest share of a layer takes so many times the mean, at most: below
-  // that layers are better cut along k, too, one by one.
-  constexpr double kMostUneven = 1.12;
-  if (device.major != 9) return 0;
-  double bytes = 0, largest = 0;
-  int length = 0;
-  for (; length < std::min(count, partition::kChainLayers); ++length) {
-    const ql_linear_params& next = params[length];
-    if (!fits(next) || next.m != params[0].m || next.x_dtype != params[0].x_dtype) break;
-    const int blocks = blocks_of(next), ctas = device.sm_count;
-    bytes += static_cast<double>(blocks) * static_cast<double>(next.k) / ctas;
-    largest += (blocks + ctas - 1) / ctas * static_cast<double>(next.k);
-  }
-  return length >= 2 && largest <= kMostUneven * bytes ? length : 0;
-}
-
 bool chain_args(const ql_linear_params* params, int count, const ql_cuda_device& device,
                 void* workspace, ChainArgs& args) {
   args = ChainArgs{};
@@ -163,7 +102,7 @@ bool chain_args(const ql_linear_params* params, int count, const ql_cuda_device&
                                              item_bytes(params[i].scale_dtype), slot_bytes);
     cut(params[i], device.sm_count, steps, layer);
     layer.in_flight = partition::chain_in_flight(layer.slot, args.memory.slots);
-    layer.waits = i > 0 && must_wait(params, i);
+    layer.waits = i > 0 && chain_waits(params, i);
     if (!fill_layer(params[i], layer)) return false;
   }
   // Behind the counters of tiles, of which there are not so many.

@@ -1,6 +1,7 @@
 // The planner behind its C interface, as far as it needs no GPU: both libraries hold these entries,
 // so that plans can be looked at where no CUDA library is.
 #include "cuda/candidates.h"
+#include "cuda/plan_chain.h"
 
 using namespace qlinear::cuda;
 
@@ -51,4 +52,10 @@ extern "C" int ql_cuda_complete_plan(const ql_linear_params* params, const ql_cu
   if (found != nullptr) return QL_BAD_PLAN;
   complete_plan(*params, *plan);
   return QL_OK;
+}
+
+extern "C" int ql_cuda_chain_length(const ql_linear_params* params, int count,
+                                    const ql_cuda_device* device) {
+  if (params == nullptr || device == nullptr || !is_described(*device)) return 0;
+  return chain_length(params, count, *device);
 }

@@ -23,7 +23,7 @@ SOURCES = [
     SOURCE_ROOT / "cuda" / f"{name}.cpp"
     for name in (
         *("host", "linear", "pipeline", "rows", "fed_args"),
-        *("plan", "plan_entries", "plan_fed"),
+        *("plan", "plan_chain", "plan_entries", "plan_fed"),
     )
 ]
 IN, COMPUTE, OUT = 101, 102, 103

@@ -76,6 +76,7 @@ CPU_SOURCES: dict[str, tuple[str, ...]] = {
     "status.cpp": (),
     "cpu/dequantize.cpp": (),
     "cuda/plan.cpp": (),  # the planner of the GPU kernels: `qlinear plan` needs no GPU
+    "cuda/plan_chain.cpp": (),
     "cuda/plan_entries.cpp": (),
     "cuda/plan_fed.cpp": (),
     "cpu/body_plain.cpp": (),

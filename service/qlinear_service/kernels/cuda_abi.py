@@ -147,6 +147,7 @@ PLANNER_FUNCTIONS: Functions = {
         ctypes.c_int,
         (_LINEAR, _DEVICE, _PLAN, ctypes.POINTER(ctypes.c_char_p)),
     ),
+    "ql_cuda_chain_length": (ctypes.c_int, (_LINEAR, ctypes.c_int, _DEVICE)),
     "ql_status_text": (ctypes.c_char_p, (ctypes.c_int,)),
 }
 """What the CPU library holds, too: planning needs no GPU."""
