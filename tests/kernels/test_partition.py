@@ -17,11 +17,20 @@ SOURCES = {
         "tests/csrc/plan_test.cpp",
         "tests/csrc/plan_refusals.cpp",
         "csrc/cuda/plan.cpp",
+        "csrc/cuda/plan_chain.cpp",
         "csrc/cuda/plan_entries.cpp",
         "csrc/cuda/plan_fed.cpp",
     ),
+    "chain": (
+        "tests/csrc/chain_test.cpp",
+        "tests/csrc/chain_ring_test.cpp",
+        "tests/csrc/chain_waits_test.cpp",
+        "csrc/cuda/plan.cpp",
+        "csrc/cuda/plan_chain.cpp",
+        "csrc/cuda/plan_fed.cpp",
+    ),
 }
-PARTS = (("plan", "0", "2"), ("plan", "1", "2"), ("partition",))
+PARTS = (("plan", "0", "2"), ("plan", "1", "2"), ("partition",), ("chain",))
 """The programs' names, and which part of its work the longer one does."""
 
 AT_LEAST = {
@@ -52,6 +61,21 @@ AT_LEAST = {
         "refused_problems": 43,
         "refused_descriptions": 60,
         "fault_texts": 5,
+    },
+    "chain": {
+        "shares": 401 * 200,
+        "tiles": 506 * 200,
+        "warps": 350,
+        "groups": 2 * 16 * 136 * 2,
+        "slots": 4 * 16 * 136 * 2,
+        "memory": 16 * 136 * 2,
+        "partial_sums": 2 * 16 * 136 * 2,
+        "results": 16 * 31,
+        "rows_of_x": 8 * (8 * 4 + 8 * 8) * 32,
+        "rows_of_x_banks": 8 * (8 * 4 + 8 * 8) * 4,
+        "registers": 2 * 16,
+        "ring": 6 * 3 * (16 * 6 + 20),
+        "waits": 4000,
     },
 }
 
