@@ -48,14 +48,18 @@ def raw_norms(
 ) -> torch.Tensor:
     """Return what is to be added to the norms where the planner takes a kernel with raw codes."""
     plan = kernels.plan(problem.layer, len(x), from_torch(x.dtype), from_torch(y_dtype))
-    nothing = torch.zeros((1, 1), dtype=torch.float64, device=x.device)
     if not plan.copy_warp or plan.token_blocks > 2 or _rounds(plan, problem):
-        return nothing
+        return torch.zeros((1, 1), dtype=torch.float64, device=x.device)
+    return norms_of_raw_codes(problem, x)
+
+
+def norms_of_raw_codes(problem: Problem, x: torch.Tensor) -> torch.Tensor:
+    """Return what is to be added to the norms where codes are multiplied raw."""
     scales = problem.logical.scales.double().abs().amax(dim=0)
     if x.dtype == torch.float16:
         return 2.0**9 * x.double().abs().amax(dim=1, keepdim=True) * scales
-    if problem.form.bits == 8:
-        return nothing  # not raw: bfloat16 has no room for such codes
+    if problem.form.bits == 8:  # not raw: bfloat16 has no room for such codes
+        return torch.zeros((1, 1), dtype=torch.float64, device=x.device)
     return 143 * x.double().norm(dim=1, keepdim=True) * scales
 
 
@@ -79,6 +83,7 @@ def assert_near(
     norm: torch.Tensor,
     *,
     name: str = "",
+    planned: bool = True,
 ) -> None:
     """Compare every element with its bound, and the mean with what it should be.
 
@@ -90,15 +95,18 @@ def assert_near(
         exact: what is right, float64.
         norm: what `norms` says of these rows.
         name: for the message.
+        planned: by the kernel that the planner takes; else by that of chains, with raw codes.
     """
     spec = problem.logical.spec
-    norm = norm + raw_norms(kernels, problem, x, y.dtype)
+    more = raw_norms(kernels, problem, x, y.dtype) if planned else norms_of_raw_codes(problem, x)
+    norm = norm + more
     if problem.logical.bias is not None:
         norm = norm + problem.logical.bias.double().abs() / 4
     steps = spec.k_padded / 16 + spec.groups + SHARES
     # 2^-25: half a unit of subnormal float16 numbers.
     bound = steps * 2.0**-22 * 4 * norm + HALF_UNIT[y.dtype] * exact.abs() + 2.0**-25
-    if rounds_weights(kernels, problem, len(x), from_torch(x.dtype), from_torch(y.dtype)):
+    x_dtype, y_dtype = from_torch(x.dtype), from_torch(y.dtype)
+    if planned and rounds_weights(kernels, problem, len(x), x_dtype, y_dtype):
         bound = bound + 4 * HALF_UNIT[x.dtype] * norm
     error = (y.double() - exact).abs()
     worst = (error / bound).max().item()
