@@ -1,7 +1,7 @@
 // The dispatcher: one lock around queue and batches, a thread that takes batches from the queue and
-// sends them, and one that looks after those on the device. Whoever hands in a call while nothing
-// runs may start it. The lock is held for fractions of a microsecond, never while a batch is sent
-// or waited for.
+// sends them, and one that looks after those on the device, unless the first does. Whoever hands in
+// a call while nothing runs may start it. The lock is held for fractions of a microsecond, never
+// while a batch is sent or waited for.
 #pragma once
 
 #include <atomic>

@@ -10,8 +10,9 @@
 namespace qlinear::dispatch {
 namespace {
 
-constexpr int kTries = 200;  // for the lock, before a thread that may spin goes to sleep over it
-constexpr int kPauses = 16;  // between two looks: some tenths of a microsecond
+constexpr int kOneThread = 1;  // that spins, and looks after batches between sending others
+constexpr int kTries = 200;    // for the lock, before a thread that may spin goes to sleep over it
+constexpr int kPauses = 16;    // between two looks: some tenths of a microsecond
 constexpr double kLongestSpin = 10e-6;
 constexpr double kLongestRest = 3600;
 
@@ -30,6 +31,7 @@ void pause(int count) {
 void Core::start() {
   threads_.reserve(2);
   threads_.emplace_back([this] { send_all(); });
+  if (options_.spins == kOneThread) return;
   try {
     threads_.emplace_back([this] { watch_all(); });
   } catch (const std::system_error&) {
@@ -73,7 +75,9 @@ void Core::send_all() {
   double idle_since = monotonic_seconds();
   while (!is_stopping_ || is_busy()) {
     const double now = monotonic_seconds();
-    if (pump(lock, now)) {
+    const bool has_moved = pump(lock, now);
+    const bool has_looked = options_.spins == kOneThread && watch(lock);
+    if (has_moved || has_looked) {
       idle_since = now;
     } else {
       rest(lock, idle_since);
@@ -106,8 +110,8 @@ bool Core::pump(Lock& lock, double now) {
   return has_moved;
 }
 
-// Ends the oldest batch on the device once it has; false: there is none. Nobody else takes it from
-// there.
+// Looks after the oldest batch on the device: until it has ended, unless there is other work.
+// False: there is none. Nobody else takes it from there.
 bool Core::watch(Lock& lock) {
   if (sent_.empty()) return false;
   const Stage& stage = *sent_.front()->stage;
@@ -115,11 +119,12 @@ bool Core::watch(Lock& lock) {
   bool done = false;
   lock.unlock();
   int status = sender_.wait(stage, options_.spins ? 0 : -1, done, took);
-  while (status == QL_OK && !done) {
-    if (options_.spins) pause(kPauses);
+  while (status == QL_OK && !done && options_.spins != kOneThread) {
+    pause(kPauses);
     status = sender_.wait(stage, options_.spins ? 0 : -1, done, took);
   }
   acquire(lock);
+  if (status == QL_OK && !done) return true;
   finish(lock, status, took);
   lock.unlock();
   tell();  // a system call
@@ -177,7 +182,8 @@ void Core::end_thread() {
 // Something that a thread may wait for.
 void Core::changed() {
   changes_.fetch_add(1, std::memory_order_release);
-  const bool has_work = is_stopping_ || queue_.rows() > 0;
+  const bool watches = options_.spins == kOneThread && !sent_.empty();
+  const bool has_work = is_stopping_ || watches || queue_.rows() > 0;
   if (has_work && is_asleep_.load(std::memory_order_relaxed)) work_.notify_one();
   if (is_watching_asleep_) sent_one_.notify_one();
 }
