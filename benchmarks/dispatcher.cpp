@@ -20,6 +20,7 @@ struct bench_device {
   double send, end;                // of the host: run() and the wait() that finds the end, seconds
   double product;                  // seconds, however many rows
   double in_row, out_row, moving;  // seconds a row, and until the first is there
+  double in_turn;                  // 1: no step of a batch runs beside one of another
 };
 
 struct bench_own {
@@ -198,6 +199,7 @@ class Timeline {
     const double took = own_.start_batch + rows * own_.start_row + device_.send;
     busy_sending_ += took;
     const double sent = sender_ = now + took;
+    if (device_.in_turn != 0 && !sent_.empty()) in_free_ = std::max(in_free_, sent_.back().done);
     in_free_ = std::max(in_free_, sent) + rows * device_.in_row;
     product_free_ = std::max(product_free_, in_free_ + device_.moving) + device_.product;
     out_free_ = std::max(out_free_, product_free_) + rows * device_.out_row;

@@ -272,25 +272,72 @@ void stress(int spins, bool faults, int64_t calls) {
   require(ql_dispatch_stop(bench.dispatch, 10) == 1, "it ends");
 }
 
+ql_descriptor one_row(uint32_t number) {
+  ql_descriptor item = {};
+  item.sequence = number + 1;
+  item.enqueued_at = now();
+  item.deadline = INFINITY;
+  item.slot = number;
+  item.rows = 1;
+  item.x_dtype = item.y_dtype = QL_F16;
+  item.flags = QL_RESULT_FITS;
+  return item;
+}
+
+// One call at a time, when all threads have gone to sleep: nothing comes behind it that would wake
+// anybody.
+void lone_calls(int spins, bool starts_lone) {
+  device.has_faults = false;
+  Bench bench(spins, starts_lone);
+  for (uint32_t i = 0; i < 20; ++i) {
+    const ql_descriptor item = one_row(i);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    ql_dispatch_submit(bench.dispatch, &item, 1);
+    ql_completion ended[2];
+    int64_t count = 0;
+    const double begun = now();
+    while (count < 2 && now() - begun < 20) {
+      count += ql_dispatch_drain(bench.dispatch, ended + count, 2 - count);
+    }
+    require(count == 2 && ended[1].kind == QL_ITEM_DONE, "a lone call ends");
+  }
+  require(ql_dispatch_stop(bench.dispatch, 10) == 1, "it ends");
+}
+
+// More ends than the ring of completions holds before anybody looks: nothing is lost, all in order.
+void unread(int spins) {
+  constexpr uint32_t kMany = 70'000;
+  Bench bench(spins, true);
+  for (uint32_t i = 0; i < kMany; ++i) {
+    ql_descriptor item = one_row(i);
+    item.enqueued_at += 1000;  // it does not grow too old
+    item.slot = 0;
+    ql_dispatch_submit(bench.dispatch, &item, 1);
+  }
+  const int64_t* left = ql_dispatch_rows_left(bench.dispatch);
+  while (__atomic_load_n(&left[kLayers], __ATOMIC_ACQUIRE) < kMany) std::this_thread::yield();
+  require(ql_dispatch_stop(bench.dispatch, 10) == 1, "it ends");
+  uint64_t told = 0, batches = 0;
+  ql_completion ended[100];
+  while (const int64_t count = ql_dispatch_drain(bench.dispatch, ended, 100)) {
+    for (int64_t i = 0; i < count; ++i) {
+      if (ended[i].kind == QL_BATCH_DONE) require(ended[i].batch == ++batches, "batch by batch");
+      if (ended[i].kind == QL_ITEM_DONE) require(ended[i].sequence == ++told, "item by item");
+    }
+  }
+  require(told == kMany, "all are told of");
+}
+
 // Stops while batches are being sent: what was sent is ended, told of and nothing else; while the
 // device does not take a batch, nothing ends.
 void stop_early(int spins, int times) {
-  device.has_faults = false;
   for (int i = 0; i < times; ++i) {
     Bench bench(spins, false);
     device.dispatch = bench.dispatch;
     device.hangs = i % 4 == 0;
-    std::vector<ql_descriptor> items(8);
-    for (uint32_t j = 0; j < items.size(); ++j) {
-      items[j] = {};
-      items[j].sequence = j + 1;
-      items[j].enqueued_at = now();
-      items[j].deadline = INFINITY;
-      items[j].slot = j;
-      items[j].rows = 1;
-      items[j].x_dtype = items[j].y_dtype = QL_F16;
-      items[j].flags = QL_RESULT_FITS;
-      ql_dispatch_submit(bench.dispatch, &items[j], 1);
+    for (uint32_t j = 0; j < 8; ++j) {
+      const ql_descriptor item = one_row(j);
+      ql_dispatch_submit(bench.dispatch, &item, 1);
       if (i % 3 == 0) std::this_thread::yield();
     }
     const double begun = now();
@@ -318,6 +365,9 @@ int main(int, char** words) {
   const int64_t calls = std::atoll(words[1]);
   for (int spins = 0; spins < 3; ++spins) {
     for (int faults = 0; faults < 2; ++faults) stress(spins, faults != 0, calls);
+    lone_calls(spins, true);
+    lone_calls(spins, false);
+    unread(spins);
     stop_early(spins, 60);
   }
   std::fprintf(stderr, "%d asked and %d failed while a batch was sent\n",

@@ -98,10 +98,11 @@ def test_the_figures_stand_beside_their_targets(loaded: Loaded, capsys: object) 
 
 
 def test_variants_are_read_as_they_are_shown(feed: NativeFeed) -> None:
-    for text in ("3:0", "4:8", "3:16:urgent", "3:8:16", "3:8:0", "3:8:urgent:4"):
+    for text in ("3:0", "4:8", "3:16:urgent", "3:8:16", "3:8:0", "3:8:urgent:4", "3:4:two"):
         assert str(Variant.read(text)) == text
     assert Variant.read("5") == Variant(5)
     assert Variant.read("3:8:urgent:4") == Variant(3, 8, True, 4)
+    assert Variant.read("3:8:4:two") == Variant(3, 8, False, 4, 2)
     for text in ("urgent", "3:8:4:2", "3:8:urgent:urgent", "3:8:soon", "", "3:", "3:-1"):
         with pytest.raises(ValueError, match="is no variant; expected STAGES"):
             Variant.read(text)
