@@ -23,26 +23,36 @@ from figures import console, machine, print_table, write_json
 from kernel import commit_of
 from kernel_figures import VARIANTS, Cell, geomean, parse_rows, parse_shapes, summary
 from kernel_gpu import Gpu, gpu_state
-from kernel_ours import Library, Ours
+from kernel_ours import Library, LibraryError, Ours
+from needs_gpu import USAGE, gpu_missing
 from rich.progress import track
 from techniques import TECHNIQUES, WHOLE, Technique, take_out
 
 import qlinear_service
 from qlinear_service.kernels.cuda_abi import CudaFlag
 
+PROG = "qlinear bench ablation"
 ROWS = "1,16,32,64,128,256,1024"
 LAYERS = "l7b.o,l8b.gateup,l8b.down,l70b.o"
 PACKAGE = Path(qlinear_service.__file__).parent
 BUILD = """
 import shutil, sys
 from pathlib import Path
+from qlinear_service.errors import BuildError
 from qlinear_service.kernels.build_cuda import build_cuda_library
-shutil.copy(build_cuda_library(Path(sys.argv[1]), ("90",)), sys.argv[2])
+try:
+    shutil.copy(build_cuda_library(Path(sys.argv[1]), ("90",)), sys.argv[2])
+except BuildError as error:
+    sys.exit(f"{sys.argv[3]}: {error}")
 """
 
 
 def build(folder: Path, names: Sequence[str]) -> None:
-    """Build the library whole and without each technique, as DIR/NAME.so."""
+    """Build the library whole and without each technique, as DIR/NAME.so.
+
+    Raises:
+        subprocess.CalledProcessError: one could not be built, and has said why.
+    """
     for technique in track([WHOLE, *TECHNIQUES], description="libraries"):
         if names and technique.name not in names:
             continue
@@ -50,8 +60,10 @@ def build(folder: Path, names: Sequence[str]) -> None:
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(PACKAGE, copy / PACKAGE.name, ignore=shutil.ignore_patterns("prebuilt"))
         take_out(technique, copy / PACKAGE.name / "csrc")
-        words = [sys.executable, "-c", BUILD, str(copy / "cache"), str(file_of(folder, technique))]
-        subprocess.run(words, env=os.environ | {"PYTHONPATH": str(copy)}, check=True)
+        paths = copy / "cache", file_of(folder, technique), f"{PROG}: {technique.name}"
+        words = [sys.executable, "-c", BUILD, *map(str, paths)]
+        environment = os.environ | {"PYTHONPATH": str(copy)}
+        subprocess.run(words, env=environment, check=True, process_group=0)
         shutil.rmtree(copy)
 
 
@@ -96,30 +108,57 @@ def rows_of_table(found: Sequence[dict[str, Any]], rows: Sequence[int]) -> list[
     return lines
 
 
-def main(words: list[str]) -> int:
-    """Run with these flags."""
+def parse(words: list[str]) -> argparse.Namespace:
+    """Parse flags; leaves the program with exit code 2 where they cannot be."""
     parser = argparse.ArgumentParser(
-        prog="qlinear bench ablation",
+        prog=PROG,
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--build", type=Path, metavar="DIR", help="build all libraries there")
     what.add_argument("--run", type=Path, metavar="DIR", help="time the libraries there")
-    parser.add_argument("--only", nargs="*", default=[], help="build these alone")
-    parser.add_argument("--rows", default=ROWS, help=f"of x (default: {ROWS})")
-    parser.add_argument("--layers", default=LAYERS, help=f"default: {LAYERS}")
-    parser.add_argument("--replays", type=int, default=9, help="of each graph (default: 9)")
-    parser.add_argument("--commit", default=None, help="to be noted (default: what git says)")
-    parser.add_argument("--json", help="write all figures; - is stdout")
+    add = parser.add_argument
+    add("--only", nargs="+", default=[], metavar="NAME", help="build these alone")
+    add("--rows", default=ROWS, metavar="LIST", help="of x (default: %(default)s)")
+    add("--layers", default=LAYERS, metavar="LIST", help="names (default: %(default)s)")
+    add("--replays", type=int, default=9, help="of each graph (default: 9)")
+    add("--commit", metavar="TEXT", help="to be noted (default: what git says)")
+    add("--json", metavar="FILE", help="write all figures as JSON; - is stdout")
     args = parser.parse_args(words)
+    try:
+        args.rows, args.layers = parse_rows(args.rows), parse_shapes(args.layers)
+    except ValueError as error:
+        parser.error(str(error))
+    known = [technique.name for technique in (WHOLE, *TECHNIQUES)]
+    for name in args.only:
+        if name not in known:
+            parser.error(f"{name!r} is no technique; there are: {'; '.join(known)}")
+    return args
+
+
+def main(words: list[str]) -> int:
+    """Run with these flags."""
+    args = parse(words)
     if args.build is not None:
         args.build.mkdir(parents=True, exist_ok=True)
-        build(args.build.resolve(), args.only)
+        try:
+            build(args.build.resolve(), args.only)
+        except subprocess.CalledProcessError:
+            return 1
         return 0
-    rows, gpu = parse_rows(args.rows), Gpu()
-    cells = [Cell(VARIANTS["f16"], one, m) for m in rows for one in parse_shapes(args.layers)]
-    found = measure(gpu, args.run, cells, args.replays)
+    if gpu_missing(PROG):
+        return USAGE
+    if not file_of(args.run, WHOLE).is_file():
+        print(f"{PROG}: {file_of(args.run, WHOLE)} is not there; see --build", file=sys.stderr)
+        return USAGE
+    gpu, rows = Gpu(), args.rows
+    cells = [Cell(VARIANTS["f16"], one, m) for m in rows for one in args.layers]
+    try:
+        found = measure(gpu, args.run, cells, args.replays)
+    except LibraryError as error:
+        print(f"{PROG}: {error}", file=sys.stderr)
+        return 1
     out = console(json_to_stdout=args.json == "-")
     print_table(
         out,

@@ -5,28 +5,24 @@ reading all their bytes at once takes. Each layer reads the first columns of wha
 wrote, as layers of a model do; the results of both ways are compared, bit by bit.
 """
 
-import argparse
 import ctypes
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from figures import console, machine, print_table, write_json
-from kernel import commit_of, library_of
+from block_bench import BlockBench, run
+from figures import print_table
 from kernel_figures import VARIANTS, Shape, copies_for, summary, weight_bytes
-from kernel_gpu import Call, Gpu, gpu_state
+from kernel_gpu import Call, Gpu
 from kernel_layers import Copy, random_copies
 from kernel_ours import Library
+from rich.console import Console
 
-from qlinear_service.errors import BuildError
 from qlinear_service.kernels.abi import LinearParams
 from qlinear_service.kernels.cuda_abi import CudaFlag
-from qlinear_service.kernels.driver import ask_driver
 
-PROG = "qlinear bench chain"
 BLOCK = (
     Shape("qkv", 4096, 6144),
     Shape("o", 4096, 4096),
@@ -143,41 +139,8 @@ def measure(gpu: Gpu, library: Library, rows: Sequence[int], replays: int) -> li
     return found
 
 
-def report(library_path: Path, commit: str, rows: Sequence[int], replays: int) -> dict[str, Any]:
-    """Measure and return all that is to be kept."""
-    gpu = Gpu()
-    library = Library(library_path, gpu)
-    gpu.spin_up()
-    before = gpu_state()
-    figures = measure(gpu, library, rows, replays)
-    facts = machine() | {"commit": commit} | {f"before {k}": v for k, v in before.items()}
-    facts |= {f"after {k}": v for k, v in gpu_state().items()}
-    return {"machine": facts, "figures": figures}
-
-
-def main(words: list[str]) -> int:
-    """Run with these flags; 1 if a chain's results differ from those of single calls."""
-    parser = argparse.ArgumentParser(
-        prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rows", default="1,8,16,32", help="of x (default: 1,8,16,32)")
-    parser.add_argument("--replays", type=int, default=41, help="of each graph (default: 41)")
-    parser.add_argument("--library", type=Path, dest="library_file", metavar="FILE", help="ours")
-    parser.add_argument("--commit", default=None, help="to be noted (default: what git says)")
-    parser.add_argument("--json", metavar="FILE", help="write all figures; - is stdout")
-    args = parser.parse_args(words)
-    driver = ask_driver()
-    if driver.problem:
-        print(f"{PROG}: needs a CUDA GPU; {driver.problem}", file=sys.stderr)
-        return 2
-    rows = [int(word) for word in args.rows.split(",")]
-    try:
-        with library_of(args.library_file) as library:
-            found = report(library, commit_of(args.commit), rows, args.replays)
-    except BuildError as error:
-        print(f"{PROG}: {error}", file=sys.stderr)
-        return 1
-    out = console(json_to_stdout=args.json == "-")
+def show(out: Console, found: dict[str, Any]) -> None:
+    """Print the table and the machine."""
     print_table(
         out,
         "us of a block: qkv, o, gate and up, down of a Llama-3-8B",
@@ -197,8 +160,20 @@ def main(words: list[str]) -> int:
         ],
     )
     out.print("  ".join(f"{name} {value}" for name, value in found["machine"].items()))
-    write_json(args.json, found)
-    return 0 if all(one["same_bits"] for one in found["figures"]) else 1
+
+
+def main(words: list[str]) -> int:
+    """Run with these flags; 1 if a chain's results differ from those of single calls."""
+    bench = BlockBench(
+        prog="qlinear bench chain",
+        description=__doc__ or "",
+        rows=(1, 8, 16, 32),
+        replays=41,
+        measure=lambda *asked: {"figures": measure(*asked)},
+        show=show,
+        is_right=lambda found: all(one["same_bits"] for one in found["figures"]),
+    )
+    return run(bench, words)
 
 
 if __name__ == "__main__":

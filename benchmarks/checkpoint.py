@@ -38,17 +38,23 @@ def pack_once(source: Path, target: Path) -> dict[str, float]:
     begun = target.with_name(f".{target.name}.partial")
     start = most = 0
     started = time.perf_counter()
-    process = subprocess.Popen([*words, "--force"], stdout=subprocess.DEVNULL)
-    while process.poll() is None:
-        try:
-            now = status_bytes(process.pid, "RssAnon")
-        except (LookupError, FileNotFoundError):
-            break  # it has ended
-        if not start and begun.exists():
-            start = now
-        most = max(most, now) if start else 0
-        time.sleep(SAMPLE_SECONDS)
-    if process.wait() != 0:
+    process = subprocess.Popen([*words, "--force"], stdout=subprocess.DEVNULL, process_group=0)
+    try:
+        while process.poll() is None:
+            try:
+                now = status_bytes(process.pid, "RssAnon")
+            except (LookupError, FileNotFoundError):
+                break  # it has ended
+            if not start and begun.exists():
+                start = now
+            most = max(most, now) if start else 0
+            time.sleep(SAMPLE_SECONDS)
+    except BaseException:
+        process.kill()
+        raise
+    finally:
+        code = process.wait()
+    if code != 0:
         raise SystemExit("qlinear pack has failed")
     return {"seconds": time.perf_counter() - started, "peak_bytes": most - start}
 
@@ -110,9 +116,13 @@ def measure(folder: Path, *, blocks: int, divisor: int, runs: int, loads: int) -
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="qlinear bench checkpoint", description=__doc__)
-    parser.add_argument("--folder", type=Path, help="where files go (default: a temporary folder)")
+    parser.add_argument(
+        "--folder", type=Path, metavar="DIR", help="where files go (default: a temporary folder)"
+    )
     parser.add_argument("--blocks", type=int, default=BLOCKS, help="of the model [%(default)s]")
-    parser.add_argument("--divisor", type=int, default=1, help="of each n and k [%(default)s]")
+    parser.add_argument(
+        "--divisor", type=int, default=1, metavar="N", help="of each n and k [%(default)s]"
+    )
     parser.add_argument("--runs", type=int, default=3, help="of pack and copy [%(default)s]")
     parser.add_argument("--loads", type=int, default=7, help="of load and cat [%(default)s]")
     parser.add_argument("--json", metavar="FILE", help="write the figures there, - is stdout")

@@ -7,10 +7,8 @@ flight as the engine takes. Each batch has rows of its own, in one slot. Needs t
 
 import argparse
 import asyncio
-import contextlib
 import itertools
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,13 +18,13 @@ from typing import Any
 import torch
 from figures import console, machine, print_facts, print_table, write_json
 from processes import Others
+from slab_place import use_library
 
 from qlinear_service.batching import Batch, BatchKey, Part, WorkItem
 from qlinear_service.config import DEVICE_MODES, KernelConfig, ServiceConfig
 from qlinear_service.dtypes import DType
 from qlinear_service.engine import BatchRunner, WorkerThread
-from qlinear_service.errors import QlinearError
-from qlinear_service.gpu import choice, loading
+from qlinear_service.gpu.loading import GpuPlace
 from qlinear_service.gpu.made_up import made_up_layer
 from qlinear_service.gpu.places import GpuPlaces
 from qlinear_service.layers import LayerRegistry
@@ -46,7 +44,7 @@ PlaceOf = Callable[[KernelConfig], Place]
 
 def place_of(config: KernelConfig) -> Place:
     """Return where layers are put: one GPU or several."""
-    kind = GpuPlaces if len(config.device_names) > 1 else loading.GpuPlace
+    kind = GpuPlaces if len(config.device_names) > 1 else GpuPlace
     return kind(config, threading.Event())
 
 
@@ -166,14 +164,12 @@ def row_of(one: dict[str, Any], base: dict[str, Any] | None) -> list[str]:
 def parser() -> argparse.ArgumentParser:
     """Return what reads the command line."""
     made = argparse.ArgumentParser(prog="qlinear bench gpus", description=__doc__)
-    made.add_argument("--devices", default="0,1", help="GPUs of one kind [0,1]")
+    made.add_argument("--devices", default="0,1", metavar="N,N", help="GPUs of one kind [0,1]")
     made.add_argument("--modes", nargs="+", choices=MODES, default=MODES, help="[all]")
     made.add_argument(
         "--shapes", nargs="+", default=SHAPES, metavar="KxN", help=f"[{' '.join(SHAPES)}]"
     )
-    made.add_argument(
-        "--rows", type=int, nargs="+", default=ROWS, metavar="M", help="[1 16 32 128 512]"
-    )
+    made.add_argument("--rows", type=int, nargs="+", default=ROWS, help="of x [1 16 32 128 512]")
     made.add_argument("--seconds", type=float, default=0.5, help="with batches in flight [0.5]")
     made.add_argument("--library", type=Path, metavar="FILE", help="GPU kernels, built elsewhere")
     made.add_argument("--json", metavar="FILE", help="write all figures as JSON; - is stdout")
@@ -183,8 +179,7 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     args = parser().parse_args()
     if args.library is not None:
-        choice.find_cuda_library = lambda *words, **more: (args.library, "")
-        loading.cuda_library = lambda *words, **more: contextlib.nullcontext(args.library)
+        use_library(args.library)
     others, own = Others(), time.process_time()
     report: dict[str, Any] = {"gpus": figures_of(args)}
     report["others_cores"] = others.cores(time.process_time() - own)
@@ -199,7 +194,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except QlinearError as error:  # no GPU, mostly
-        sys.exit(f"qlinear bench gpus: {error}")
+    main()

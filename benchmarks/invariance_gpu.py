@@ -5,6 +5,7 @@ That a row has the same bits in any batch is compared before anything is timed.
 """
 
 import contextlib
+import functools
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,8 +52,8 @@ def measure_shape(
         graphs = {
             str(mode): gpu.record(
                 [
-                    lambda layer=layer, x=x, mode=mode, y=outs[mode]: kernels[mode].linear(
-                        layer, x, DType.F16, out=y, stream=gpu.stream
+                    functools.partial(
+                        kernels[mode].linear, layer, x, DType.F16, out=outs[mode], stream=gpu.stream
                     )
                     for layer in layers
                 ]

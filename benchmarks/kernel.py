@@ -24,12 +24,12 @@ from kernel_plot import plot
 from kernel_report import as_json, build_report, is_bad
 from kernel_roofline import draw_roofline
 from kernel_tables import print_report
+from needs_gpu import gpu_missing
 
 from qlinear_service.errors import BuildError
 from qlinear_service.kernels.architectures import chosen_architectures
 from qlinear_service.kernels.build import default_cache_dir
 from qlinear_service.kernels.cuda_library import cuda_library
-from qlinear_service.kernels.driver import ask_driver
 
 PROG = "qlinear bench kernel"
 ROOT = Path(__file__).parents[1]
@@ -137,9 +137,7 @@ def main(words: list[str]) -> int:
         return measure(options, options.library_file)
     if options.from_json is not None:
         return show_again(options, options.from_json)
-    driver = ask_driver()
-    if driver.problem:
-        print(f"{PROG}: needs a CUDA GPU; {driver.problem}", file=sys.stderr)
+    if gpu_missing(PROG):
         return USAGE
     try:
         return run(options, words)

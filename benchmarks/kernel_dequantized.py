@@ -50,7 +50,8 @@ class Dequantized:
         calls = [self._product(copy, slabs, weights, x, y) for copy in copies]
         found = [checked(cell, x, y, copies[at], calls[at]) for at in (0, -1)]
         detail = {"slabs": len(slabs), "features": slabs[0][1]}
-        return Prepared(calls, *(max(both) for both in zip(*found, strict=True)), detail)
+        error, wrong = max(error for error, _ in found), max(wrong for _, wrong in found)
+        return Prepared(calls, error, wrong, detail)
 
     def _product(
         self,

@@ -142,8 +142,9 @@ def parse_rows(text: str) -> list[int]:
     named = {"default": ROWS, "extended": EXTENDED_ROWS}
     if text in named:
         return list(named[text])
-    rows = [int(word) for word in text.split(",") if word.strip()]
-    if not rows or min(rows) < 1:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    rows = [int(word) for word in words if word.isdecimal()]
+    if len(rows) < len(words) or not rows or min(rows) < 1:
         raise ValueError(f"{text!r} is no list of positive row counts")
     return list(dict.fromkeys(rows))
 

@@ -40,11 +40,10 @@ class Gpu:
     def __init__(self, ordinal: int = 0) -> None:
         self.device = torch.device("cuda", ordinal)
         torch.cuda.set_device(self.device)
-        self.stream = torch.cuda.Stream(self.device)
+        self.stream: torch.cuda.Stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         # All later work, also that of set-up, is in the order of this one stream.
         torch.cuda.set_stream(self.stream)
-        self._start = torch.cuda.Event(enable_timing=True)
-        self._stop = torch.cuda.Event(enable_timing=True)
+        self._start, self._stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         self._pools: dict[str, torch.Tensor] = {}
         self._moved: torch.Tensor | None = None
         torch.manual_seed(0)
@@ -108,7 +107,7 @@ class Gpu:
         recorded.graph.replay()
         self._stop.record(self.stream)
         self._stop.synchronize()
-        return self._start.elapsed_time(self._stop) * 1e3 / recorded.launches
+        return float(self._start.elapsed_time(self._stop)) * 1e3 / recorded.launches
 
     def alternate(
         self, graphs: Mapping[str, Graph], replays: int, warmups: int = WARMUPS

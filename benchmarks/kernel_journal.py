@@ -99,7 +99,8 @@ def supervise(
     code = 1
     for _ in range(most_restarts + 1):
         before = Journal(path)
-        process = subprocess.Popen(command)
+        # Ctrl-C ends it through this process, which says so.
+        process = subprocess.Popen(command, process_group=0)
         try:
             code = _watch(process, path, deadline)
         finally:

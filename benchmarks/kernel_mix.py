@@ -7,36 +7,30 @@ graphs of one M alone tell how long it takes by itself. cuBLAS in float16 does t
 run, each of its products in the faster of two weight layouts; graphs take turns, to and fro.
 """
 
-import argparse
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
+from block_bench import BlockBench, run
 from chain import BLOCK, VARIANT, block_copies, blocks_of, chained, one_by_one
-from figures import console, machine, print_table, write_json
-from kernel import commit_of, library_of
+from figures import print_table
 from kernel_figures import Cell, copies_for, geomean, summary, weight_bytes
-from kernel_gpu import WARMUPS, Call, Gpu, Graph, gpu_state
+from kernel_gpu import WARMUPS, Call, Gpu, Graph
 from kernel_layers import checked
-from kernel_ours import Library, LibraryError
+from kernel_ours import Library
 from kernel_peers import CUBLAS_LAYOUTS, Cublas
 from rich.console import Console
 
-from qlinear_service.errors import BuildError
 from qlinear_service.kernels.cuda_abi import CudaFlag
-from qlinear_service.kernels.driver import ask_driver
 
-PROG = "qlinear bench mix"
 ROWS = (1, 16, 64, 256, 1024)
 OURS, CHAIN, CUBLAS = "qlinear", "qlinear chain", "cuBLAS"
 CHOICE_REPLAYS = 3
 """For choosing cuBLAS's layouts."""
-USAGE = 2
 
 Block = Callable[[int, int], Call]
 """Returns the call of a block with so many rows, on the weights of so many."""
@@ -44,7 +38,7 @@ Block = Callable[[int, int], Call]
 
 def new_mark() -> torch.cuda.Event:
     """Return an event that a graph records each time it runs."""
-    return torch.cuda.Event(enable_timing=True, external=True)
+    return torch.cuda.Event(enable_timing=True, external=True)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)
@@ -252,44 +246,18 @@ def print_report(out: Console, found: dict[str, Any]) -> None:
         out.print("WRONG: results within the mix differ from those of the same calls alone")
 
 
-def report(library_path: Path, commit: str, rows: Sequence[int], replays: int) -> dict[str, Any]:
-    """Measure and return all that is to be kept."""
-    gpu = Gpu()
-    library = Library(library_path, gpu)
-    gpu.spin_up()
-    before = gpu_state()
-    found = measure(gpu, library, rows, replays)
-    facts = machine() | {"commit": commit} | {f"before {k}": v for k, v in before.items()}
-    return {"machine": facts | {f"after {k}": v for k, v in gpu_state().items()}} | found
-
-
 def main(words: list[str]) -> int:
     """Run with these flags; 1 if a result of ours is wrong or differs within the mix."""
-    parser = argparse.ArgumentParser(
-        prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    bench = BlockBench(
+        prog="qlinear bench mix",
+        description=__doc__ or "",
+        rows=ROWS,
+        replays=21,
+        measure=measure,
+        show=print_report,
+        is_right=lambda found: found["same_bits"] and not found["wrong"],
     )
-    default = ",".join(map(str, ROWS))
-    parser.add_argument("--rows", default=default, help="of x, in turn (default: %(default)s)")
-    parser.add_argument("--replays", type=int, default=21, help="of each graph (default: 21)")
-    parser.add_argument("--library", type=Path, dest="library_file", metavar="FILE", help="ours")
-    parser.add_argument("--commit", default=None, help="to be noted (default: what git says)")
-    parser.add_argument("--json", metavar="FILE", help="write all figures; - is stdout")
-    args = parser.parse_args(words)
-    driver = ask_driver()
-    if driver.problem:
-        print(f"{PROG}: needs a CUDA GPU; {driver.problem}", file=sys.stderr)
-        return USAGE
-    rows = [int(word) for word in args.rows.split(",")]
-    try:
-        with library_of(args.library_file) as library:
-            found = report(library, commit_of(args.commit), rows, args.replays)
-    except (BuildError, LibraryError) as error:
-        print(f"{PROG}: {error}", file=sys.stderr)
-        return 1
-    out = console(json_to_stdout=args.json == "-")
-    print_report(out, found)
-    write_json(args.json, found)
-    return int(bool(found["wrong"]) or not found["same_bits"])
+    return run(bench, words)
 
 
 if __name__ == "__main__":

@@ -139,19 +139,19 @@ def _parser() -> argparse.ArgumentParser:
     add("--sweep", action="store_true", help="try plans for each shape and M, and show the best")
     how = parser.add_argument_group("how")
     add = how.add_argument
-    add("--replays", type=int, metavar="N", help=f"of each graph (default: {DEFAULT_REPLAYS})")
+    add("--replays", type=int, help=f"of each graph (default: {DEFAULT_REPLAYS})")
     add(
         "--budget-seconds",
         type=float,
         default=DEFAULT_BUDGET_SECONDS,
-        metavar="S",
+        metavar="SECONDS",
         help=f"stop cleanly after so long (default: {DEFAULT_BUDGET_SECONDS:g})",
     )
     add(
         "--sweep-seconds",
         type=float,
         default=SWEEP_SECONDS,
-        metavar="S",
+        metavar="SECONDS",
         help=f"trying plans of one shape and M (default: {SWEEP_SECONDS:g})",
     )
     add("--library", type=Path, metavar="FILE", help="our library (default: found or built)")

@@ -210,7 +210,8 @@ class Runner:
         slowest_us = 0.0
         for contestant in self.contestants(cell):
             key = f"{cell.key}/{contestant.name}"
-            results[contestant.name] = result = {}
+            result: dict[str, Any] = {}
+            results[contestant.name] = result
             if key in self._failures:
                 result["failed"] = self._failures[key]
                 continue

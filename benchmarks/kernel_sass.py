@@ -240,10 +240,12 @@ def main() -> None:
     )
     parser.add_argument("files", nargs="+", help="library, object file or cubin")
     parser.add_argument("--arch", help="only this one, such as sm_90a")
-    parser.add_argument("--kernel", default="linear<", help="only names in which this regex fits")
+    parser.add_argument(
+        "--kernel", default="linear<", metavar="REGEX", help="only names in which this regex fits"
+    )
     parser.add_argument("--all", action="store_true", help="kernels without tensor cores too")
     parser.add_argument("--token-blocks", type=int, help="blocks of 8 rows that a weight serves")
-    parser.add_argument("--cuobjdump", help="path of the disassembler")
+    parser.add_argument("--cuobjdump", metavar="FILE", help="path of the disassembler")
     parser.add_argument("--json", action="store_true", help="one array, with every mnemonic")
     words = parser.parse_args()
     cuobjdump = find_cuobjdump(words.cuobjdump)

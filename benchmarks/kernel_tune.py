@@ -11,13 +11,13 @@ from pathlib import Path
 from figures import console, write_json
 from kernel import INTERRUPTED, commit_of, library_of, watched
 from kernel_journal import USAGE, Journal
+from needs_gpu import gpu_missing
 from tune_options import PROG, TuneOptions, parse
 from tune_report import entries_of, print_entries, run_of, troubles
 
 from qlinear_service.errors import QlinearError
 from qlinear_service.kernels import tuned_table
 from qlinear_service.kernels.build_cuda import read_record, source_hash
-from qlinear_service.kernels.driver import ask_driver
 from qlinear_service.kernels.tuned_table import Run, Table
 
 
@@ -116,9 +116,7 @@ def main(words: list[str]) -> int:
 
             assert options.library_file is not None
             return measure(options, options.library_file)
-        driver = ask_driver()
-        if driver.problem:
-            print(f"{PROG}: needs a CUDA GPU; {driver.problem}", file=sys.stderr)
+        if gpu_missing(PROG):
             return USAGE
         return run(options, words)
     except QlinearError as error:

@@ -32,7 +32,7 @@ def resident_ratio(features: int, threads: int) -> float:
         shapes = {f"large{i}": (features, features) for i in range(LAYERS)}
         path = write_model(Path(folder), {SMALL: (64, features), **shapes})
         words = [sys.executable, __file__, str(path), str(threads)]
-        done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
+        done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True, process_group=0)
     return float(done.stdout)
 
 

@@ -101,7 +101,7 @@ class _Same(dict[str, Pace]):
         super().__init__()
         self._pace = pace
 
-    def get(self, key: str, default: object = None) -> Pace:  # type: ignore[override]
+    def get(self, key: str, default: object = None) -> Pace:
         return self._pace
 
 

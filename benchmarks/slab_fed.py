@@ -10,9 +10,9 @@ each spins, and wants a core for itself. First come both ways across the bus for
 
 import argparse
 import asyncio
+import functools
 import itertools
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +29,7 @@ from slab_ways import ROWS, compare
 from qlinear_service.batching import BatchKey, WorkItem
 from qlinear_service.config import (
     NATIVE,
+    PYTHON,
     BatchingConfig,
     KernelConfig,
     LimitsConfig,
@@ -36,7 +37,7 @@ from qlinear_service.config import (
 )
 from qlinear_service.dtypes import DType
 from qlinear_service.engine import WorkerThread
-from qlinear_service.errors import Overloaded, QlinearError
+from qlinear_service.errors import Overloaded
 from qlinear_service.loaded import Loaded
 from qlinear_service.process import collect_rarely
 from qlinear_service.results import Answer
@@ -63,6 +64,10 @@ class _BatchRows:
         return lambda *args, **more: None
 
 
+def _settle(done: "asyncio.Future[tuple[Answer, int]]", answer: Answer) -> None:
+    done.set_result((answer, time.perf_counter_ns()))
+
+
 class Feed:
     """A batcher over a real engine, as the server makes it, and requests put into its slab."""
 
@@ -73,7 +78,7 @@ class Feed:
         limits = LimitsConfig(
             max_queue_rows=MOST_WAITING, max_request_rows=1, max_queue_age_seconds=60
         )
-        batching = BatchingConfig(dispatcher=NATIVE)
+        batching = BatchingConfig(dispatcher=PYTHON if loaded.gpu is None else NATIVE)
         config = ServiceConfig(
             kernels=KernelConfig(device=device), limits=limits, batching=batching
         )
@@ -81,7 +86,7 @@ class Feed:
         k = layer.spec.k
         self.slot_bytes = 2 * max(k, layer.spec.n)
         self.key = BatchKey(layer.spec.name, DType.F16, DType.F16)
-        self.row = memoryview(torch.randn(k).half().numpy()).cast("B")
+        self.row = torch.randn(k).half().numpy().data.cast("B")
         self.numbers = itertools.count(1)
         self.loop = asyncio.get_running_loop()
         self.metrics = _BatchRows()
@@ -119,9 +124,7 @@ class Feed:
             done: asyncio.Future[tuple[Answer, int]] = self.loop.create_future()
             item = self.item()
             begun = time.perf_counter_ns()
-            self.batcher.submit(
-                [item], lambda answer, to=done: to.set_result((answer, time.perf_counter_ns()))
-            )
+            self.batcher.submit([item], functools.partial(_settle, done))
             answer, settled = await done
             told.append((time.perf_counter_ns() - begun) / 1e9)
             if not isinstance(answer, list):
@@ -255,7 +258,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except QlinearError as error:  # no GPU, mostly
-        sys.exit(f"qlinear bench slab: {error}")
+    main()

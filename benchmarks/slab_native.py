@@ -63,9 +63,9 @@ class Variant(NamedTuple):
             form = "STAGES[:SPARE][:urgent][:BLOCKS][:two]"
             raise ValueError(f"{text!r} is no variant; expected {form}")
         stages, spare, urgent, blocks, two = found.groups()
+        told = None if blocks is None else int(blocks)
         spinning = 1 if two is None else 2
-        most = blocks and int(blocks)
-        return cls(int(stages), int(spare or 0), urgent is not None, most, spinning)
+        return cls(int(stages), int(spare or 0), urgent is not None, told, spinning)
 
     def __str__(self) -> str:
         blocks = "" if self.blocks is None else f":{self.blocks}"

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from pathlib import Path
+from unittest import mock
 
 import torch
 
@@ -20,11 +21,17 @@ from qlinear_service.loading import HostPlace, Place
 MEASURE_SECONDS = 10
 
 
+def use_library(library: Path) -> None:
+    """Take the GPU kernels of a file, built elsewhere, from now on."""
+    given = contextlib.nullcontext(library)
+    mock.patch.object(choice, "find_cuda_library", return_value=(library, "")).start()
+    mock.patch.object(loading, "cuda_library", return_value=given).start()
+
+
 def place_of(device: str, library: Path | None) -> Place:
     """Return where layers are put; with the kernels of `library`, if that is given."""
     if library is not None:
-        choice.find_cuda_library = lambda *words, **more: (library, "")
-        loading.cuda_library = lambda *words, **more: contextlib.nullcontext(library)
+        use_library(library)
     kind: type[HostPlace] | type[GpuPlace] = HostPlace if device == "cpu" else GpuPlace
     return kind(KernelConfig(device=device), threading.Event())
 

@@ -11,6 +11,7 @@ import itertools
 import statistics
 import time
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -20,7 +21,7 @@ from qlinear_service.dtypes import DType
 from qlinear_service.gpu import engine as gpu_engine
 from qlinear_service.gpu.engine import STAGES, GpuEngine
 from qlinear_service.gpu.streams import Device
-from qlinear_service.gpu.ways import Way
+from qlinear_service.gpu.ways import Batched, Way
 from qlinear_service.layers import LayerRegistry, QuantizedLinear
 from qlinear_service.results import BatchResult
 from qlinear_service.roofline import Roofline
@@ -98,14 +99,16 @@ class Runs:
 
     async def figures(self, rows: int, way: Way) -> dict[str, float]:
         """Return all of one size and way."""
-        chosen = gpu_engine.way_of
-        gpu_engine.way_of = lambda batch, mode: way  # every size, not only where it is chosen
         batches = [self.batch(rows) for _ in range(STAGES)]
+
+        def forced(batch: Batched, mode: str) -> Way:
+            return way  # every size, not only where it is chosen
+
         try:
-            single = await self.single(batches[0])
-            return {**single, "rows_per_second": await self.rate(batches)}
+            with mock.patch.object(gpu_engine, "way_of", forced):
+                single = await self.single(batches[0])
+                return {**single, "rows_per_second": await self.rate(batches)}
         finally:
-            gpu_engine.way_of = chosen
             for part in itertools.chain.from_iterable(batch.parts for batch in batches):
                 self.slab.release(part.item.slot)
 

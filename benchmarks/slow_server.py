@@ -20,9 +20,10 @@ from qlinear_service.config import KernelConfig as Kernel
 from qlinear_service.dtypes import DType
 from qlinear_service.kernels.backends import TorchKernels
 from qlinear_service.layers import QuantizedLinear
+from qlinear_service.loaded import Loaded
 from qlinear_service.loading import load
 from qlinear_service.metrics import Metrics
-from qlinear_service.server import Loaded, Loader, serve
+from qlinear_service.server import Loader, serve
 
 MOST_BATCH_ROWS = 8
 MOST_ROWS = 512
@@ -60,7 +61,7 @@ class Seen:
                 refusals.append(words[3])
             tell(metrics, *words, **more)
 
-        Metrics.call_finished = noted  # type: ignore[method-assign]
+        Metrics.call_finished = noted  # type: ignore[assignment, method-assign]
 
     async def watch_lag(self) -> None:
         """Look at the event loop's lateness until cancelled."""

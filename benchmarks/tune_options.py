@@ -101,10 +101,10 @@ def _parser() -> argparse.ArgumentParser:
         "--budget-seconds",
         type=float,
         default=BUDGET_SECONDS,
-        metavar="S",
+        metavar="SECONDS",
         help=f"for all of it (default: {BUDGET_SECONDS:g})",
     )
-    add("--replays", type=int, default=REPLAYS, metavar="N", help=f"(default: {REPLAYS})")
+    add("--replays", type=int, default=REPLAYS, help=f"of each graph (default: {REPLAYS})")
     add("--library", type=Path, metavar="FILE", help="our library (default: found or built)")
     add("--write", type=Path, metavar="FILE", help="the table (default: that of this user)")
     add("--json", metavar="FILE", help="write all figures as JSON; - is stdout")

@@ -32,10 +32,11 @@ typedef struct ql_cuda_device {
 
 // How y[m, n] is cut. Filled by ql_cuda_plan(); may be changed for tuning and in tests.
 typedef struct ql_cuda_plan {
-  int32_t token_blocks;  // blocks of 8 rows of x that one tile holds: 1, 2, 4, 8 or 16
-  int32_t warpgroups;    // 1: multiply by warpgroups (Hopper only; token_blocks 4, 8 or 16)
-  int32_t warps_n;       // warps of a thread block side by side along n, 32 columns each, or 16
-                         // where token_blocks is 16
+  int32_t token_blocks;  // blocks of 8 rows of x that one tile holds: 1, 2, 4 or 8; with copy_warp
+                         // 1 or 2; with that and warpgroups 4, 8, 16 or, for 4 bits, 24
+  int32_t warpgroups;    // 1: multiply by warpgroups (Hopper only, and only with copy_warp)
+  int32_t warps_n;       // warps of a thread block side by side along n, 32 columns each; with
+                         // copy_warp up to 64, with warpgroups 16
   int32_t warps_k;       // groups of such warps that share out the k steps of a tile
   int32_t stages;        // steps that each warp's ring holds, 2 to 4, or with copy_warp 2 to 8
   int32_t ctas;          // thread blocks
@@ -73,7 +74,8 @@ int ql_cuda_device_count(void);
 int ql_cuda_device_info(int device, ql_cuda_device* out);
 
 // The plan for this problem (only m, n, k, bits, group_size and dtypes are read; pointers may be
-// null) on a device described by `device`: a pure function that needs no GPU.
+// null) on a device described by `device`: a pure function that needs no GPU. Of the description
+// only compute capability, sm_count and shared memory count; QL_BAD_DESCRIPTION if no GPU has such.
 int ql_cuda_plan_linear(const ql_linear_params* params, const ql_cuda_device* device, int flags,
                         ql_cuda_plan* out);
 
@@ -176,17 +178,24 @@ int ql_cuda_unregister(void* memory, int device);
 
 // One batch on its way: rows in, product, rows out. The three may be on three streams, or on one,
 // where an event may stand for two: in_stop for launch.start_event, launch.stop_event for
-// out_start.
+// out_start. Without the three events that begin a step nothing is timed, and the others only keep
+// the order: on an H200 that takes 4 us of a batch less, if they were made without timing.
 typedef struct ql_cuda_batch {
   ql_cuda_rows x;  // device_rows is product->x
   ql_cuda_rows y;  // device_rows is product->y
   const ql_linear_params* product;
   void* x_host;  // pinned [m, k], gapless, where all rows lie already: copied; null: gathered
-  void* y_host;  // pinned [m, n], gapless: the results are copied there; null: scattered
+  void* y_host;  // pinned [m, n], gapless: the results are copied there; null: to the parts of y
   void *in_stream, *out_stream;
   void *in_start, *in_stop, *out_start, *out_stop;  // events
-  ql_cuda_launch launch;                            // of the product, with both events
+  ql_cuda_launch launch;                            // of the product, with its events
+  int32_t copies_parts;  // 1: results go to the parts of y by the copy engine, one copy for each
+                         // (see ql_cuda_copies_parts()); 0: by a kernel
+  int32_t reserved;
 } ql_cuda_batch;
+
+// Whether the copy engine of `device` takes many copies in one call, by its driver and this library.
+int ql_cuda_copies_parts(int device);
 
 // Puts a batch on its way without waiting for any of it. After a failure nothing of the steps
 // behind it was asked for, so that results were written nowhere.
@@ -194,7 +203,7 @@ int ql_cuda_run_batch(const ql_cuda_batch* batch);
 
 // Waits until the rows are out, for at most `nanoseconds`, or for as long as it takes without
 // keeping a core busy if that is negative. `done` says whether they are; then `took` holds the
-// nanoseconds of each of the three steps.
+// nanoseconds of each of the three steps, -1 where nothing was timed.
 int ql_cuda_wait_batch(const ql_cuda_batch* batch, int64_t nanoseconds, int32_t* done,
                        int64_t* took);
 

@@ -11,19 +11,20 @@ extern "C" {
 
 typedef enum ql_status {
   QL_OK = 0,
-  QL_BAD_SHAPE = 1,       // m, n or k negative, or a row stride shorter than a row
-  QL_BAD_BITS = 2,        // bits is neither 4 nor 8
-  QL_BAD_GROUP_SIZE = 3,  // group_size is none of -1, 32, 64, 128
-  QL_BAD_DTYPE = 4,       // a dtype is none of ql_dtype, or item_bytes neither 2 nor 4
-  QL_NULL_POINTER = 5,    // x, qweight, scales or y is null
-  QL_OUT_OF_MEMORY = 6,   // a scratch buffer could not be allocated
-  QL_BAD_BODY = 7,        // this processor cannot run that ql_cpu_body, or there is none such
-  QL_MISALIGNED = 8,      // qweight does not start at a multiple of 64 bytes
-  QL_NO_DEVICE = 9,       // no such CUDA device, or no driver that this library can use
-  QL_BAD_DEVICE = 10,     // this library holds no kernels for that GPU's architecture
-  QL_BAD_PLAN = 11,       // a plan that no kernel can run for this problem on this device
-  QL_WORKSPACE = 12,      // the workspace is null, misaligned or smaller than the plan needs
-  QL_CUDA_ERROR = 13,     // a CUDA call failed; ql_cuda_error_text() says which and where
+  QL_BAD_SHAPE = 1,         // m, n or k negative, too large or 0 for a plan; a short row stride
+  QL_BAD_BITS = 2,          // bits is neither 4 nor 8
+  QL_BAD_GROUP_SIZE = 3,    // group_size is none of -1, 32, 64, 128
+  QL_BAD_DTYPE = 4,         // a dtype is none of ql_dtype, or item_bytes neither 2 nor 4
+  QL_NULL_POINTER = 5,      // x, qweight, scales or y is null
+  QL_OUT_OF_MEMORY = 6,     // a scratch buffer could not be allocated
+  QL_BAD_BODY = 7,          // this processor cannot run that ql_cpu_body, or there is none such
+  QL_MISALIGNED = 8,        // qweight does not start at a multiple of 64 bytes
+  QL_NO_DEVICE = 9,         // no such CUDA device, or no driver that this library can use
+  QL_BAD_DEVICE = 10,       // this library holds no kernels for that GPU's architecture
+  QL_BAD_PLAN = 11,         // a plan that no kernel can run for this problem on this device
+  QL_WORKSPACE = 12,        // the workspace is null, misaligned or smaller than the plan needs
+  QL_CUDA_ERROR = 13,       // a CUDA call failed; ql_cuda_error_text() says which and where
+  QL_BAD_DESCRIPTION = 14,  // a plan was asked for on a ql_cuda_device that no GPU can be
 } ql_status;
 
 typedef enum ql_dtype { QL_F16 = 1, QL_BF16 = 2, QL_F32 = 3 } ql_dtype;

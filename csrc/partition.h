@@ -4,9 +4,9 @@
 // and the host tests use the same functions. Why it is cut like this: docs/kernel.md.
 //
 // A *step* is 128 input features (k): one group of the largest size, so no cut ever falls inside a
-// scale group. A *tile* is 8 * token_blocks rows of x by 32 * warps_n output features over all of
-// k. Steps of all tiles stand in one line, tile after tile, tiles of the same output features next
-// to each other; each thread block takes one contiguous *stripe* of that line.
+// scale group. A *tile* is 8 * token_blocks rows of x by some n-blocks of 16 output features over
+// all of k. Steps of all tiles stand in one line, tile after tile, tiles of the same output
+// features next to each other; each thread block takes one contiguous *stripe* of that line.
 #pragma once
 
 #include "layout.h"

@@ -7,7 +7,8 @@ extern "C" const char* ql_status_text(int status) {
     case QL_OK:
       return "ok";
     case QL_BAD_SHAPE:
-      return "a size is negative or a row stride is shorter than a row";
+      return "a size is negative, too large or, for a plan, 0; or a row stride is shorter than "
+             "a row";
     case QL_BAD_BITS:
       return "bits is neither 4 nor 8";
     case QL_BAD_GROUP_SIZE:
@@ -32,6 +33,9 @@ extern "C" const char* ql_status_text(int status) {
       return "the workspace is null, misaligned or smaller than the plan needs";
     case QL_CUDA_ERROR:
       return "a CUDA call failed";
+    case QL_BAD_DESCRIPTION:
+      return "no GPU is as described: compute capability, multiprocessors (65536 at most) and "
+             "shared memory must be above 0, a thread block's no more than a multiprocessor's";
     default:
       return "unknown status";
   }

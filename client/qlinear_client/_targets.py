@@ -15,6 +15,7 @@ _EXPECTED = 'expected "host:port", as in 127.0.0.1:50051'
 _NOT_REACHED = ("connections to all backends failing", "failed to connect to all addresses")
 _LAST = "; last error: "
 _NO_NAME = "DNS resolution failed for "
+_TOO_LATE = "Deadline Exceeded"
 
 
 def checked_target(target: str) -> str:
@@ -36,11 +37,13 @@ def checked_target(target: str) -> str:
 
 
 def plain_words(details: str) -> str:
-    """Return what a call ended with, or one clear sentence where gRPC found no server.
+    """Return what a call ended with, or one clear sentence where gRPC found no server or answer.
 
     Args:
         details: of a status, gRPC's own or a server's; the latter is returned as it is.
     """
+    if details == _TOO_LATE:
+        return "no answer came before the deadline; is a server there, or too busy for it?"
     if details.startswith(_NO_NAME):
         name, *_, why = details.removeprefix(_NO_NAME).split(": ")
         return f"the name of {name} leads nowhere: {why}; is it right?"

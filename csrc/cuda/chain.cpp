@@ -1,7 +1,11 @@
 // Several products one after the other, each launched to overlap with the one in front of it: its
 // weights are on their way while that still adds up. Launched at once, or recorded into a graph
 // that is launched as one.
+#include <atomic>
+
+#include "cuda/chain_kernels.h"
 #include "cuda/host.h"
+#include "cuda/plan.h"
 
 namespace qlinear::cuda {
 namespace {
@@ -25,11 +29,67 @@ int check_chain(const ql_linear_params* params, int count, const ql_cuda_launch*
   return count >= 1 && count <= kMostLayers ? QL_OK : QL_BAD_SHAPE;
 }
 
+cudaError_t launch_together(const ChainArgs& args, bool bf16, const ql_cuda_device& device,
+                            int ordinal, cudaStream_t stream) {
+  const int token_blocks = args.m <= partition::kTokens ? 1 : 2;
+  const void* function = chain_function(bf16, token_blocks);
+  static std::atomic<bool> allowed[64][4];
+  std::atomic<bool>& is_allowed = allowed[ordinal][2 * (bf16 ? 1 : 0) + token_blocks - 1];
+  if (!is_allowed.load(std::memory_order_acquire)) {
+    const cudaError_t error = cudaFuncSetAttribute(
+        function, cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_bytes_per_block);
+    if (error != cudaSuccess) return error;
+    is_allowed.store(true, std::memory_order_release);
+  }
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(device.sm_count));
+  config.blockDim = dim3(static_cast<unsigned>(partition::chain_threads(partition::chain_warps(args.m))));
+  config.dynamicSmemBytes = static_cast<size_t>(args.memory.total);
+  config.stream = stream;
+  cudaLaunchAttribute cooperative{};
+  cooperative.id = cudaLaunchAttributeCooperative;
+  cooperative.val.cooperative = 1;
+  config.attrs = &cooperative;
+  config.numAttrs = 1;
+  void* arguments[] = {const_cast<ChainArgs*>(&args)};
+  return cudaLaunchKernelExC(&config, function, arguments);
+}
+
+// The first `length` products in one launch.
+int run_together(const ql_linear_params* params, int length, const ql_cuda_launch& launch) {
+  LaunchGuard guard(launch, "linear chain", params->m, params->n, params->k);
+  if (guard.status() != QL_OK) return guard.status();
+  ChainArgs args;
+  if (!chain_args(params, length, guard.device(), launch.workspace, args)) {
+    set_error_text("a chain of %d layers: the driver cannot describe it to the copy engine", length);
+    return QL_CUDA_ERROR;
+  }
+  const int begun = guard.begin();
+  if (begun != QL_OK) return begun;
+  return guard.finish(launch_together(args, compute_dtype(*params) == QL_BF16, guard.device(),
+                                      launch.device, guard.stream()));
+}
+
 int run_chain(const ql_linear_params* params, const ql_cuda_plan* const* plans, int count,
               const ql_cuda_launch& chain) {
+  int status = QL_OK;
+  const ql_cuda_device* device = device_info(chain.device, &status);
+  if (device == nullptr) return status;
+  const bool may = plans == nullptr && (chain.flags & QL_CUDA_BATCH_INVARIANT) == 0 &&
+                   chain.workspace != nullptr &&
+                   chain.workspace_bytes >= partition::kCounterBytes;
   for (int place = 0; place < count; ++place) {
+    const int length = may ? chain_length(params + place, count - place, *device) : 0;
+    if (length >= 2) {
+      ql_cuda_launch launch = launch_of(chain, plans, place, count);
+      if (place + length == count) launch.stop_event = chain.stop_event;
+      status = run_together(params + place, length, launch);
+      if (status != QL_OK) return status;
+      place += length - 1;
+      continue;
+    }
     const ql_cuda_launch launch = launch_of(chain, plans, place, count);
-    const int status = ql_cuda_linear(params + place, &launch);
+    status = ql_cuda_linear(params + place, &launch);
     if (status != QL_OK) return status;
   }
   return QL_OK;

@@ -1,49 +1,11 @@
 // What the fed forms are handed: sizes of a step's pieces, and maps for the copy engine.
 #include "cuda/fed_args.h"
 
-#include <cuda.h>
-#include <cuda_runtime_api.h>
-
-#include <initializer_list>
-
 #include "cuda/plan.h"
+#include "cuda/tensor_map.h"
 
 namespace qlinear::cuda {
 namespace {
-
-constexpr int kMaxRank = 3;
-
-// What the copy engine is told of an array, and of the boxes that kernels ask for, innermost first;
-// what a box holds beyond the array becomes zero.
-struct Array {
-  CUtensorMapDataType type;
-  const void* data;
-  int rank;
-  cuuint64_t sizes[kMaxRank];
-  cuuint64_t strides[kMaxRank - 1];  // in bytes, of all but the innermost
-  cuuint32_t box[kMaxRank];
-  CUtensorMapSwizzle swizzle;
-};
-
-bool describe(const Array& array, TensorMap& map) {
-  static_assert(sizeof(TensorMap) == sizeof(CUtensorMap));
-  static const auto encode = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
-                                                               12000, cudaEnableDefault, &result);
-    return error == cudaSuccess && result == cudaDriverEntryPointSuccess
-               ? reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function)
-               : nullptr;
-  }();
-  constexpr cuuint32_t kOnes[kMaxRank] = {1, 1, 1};
-  return encode != nullptr &&
-         encode(reinterpret_cast<CUtensorMap*>(&map), array.type,
-                static_cast<cuuint32_t>(array.rank), const_cast<void*>(array.data), array.sizes,
-                array.strides, array.box, kOnes, CU_TENSOR_MAP_INTERLEAVE_NONE, array.swizzle,
-                CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
 
 // Something per n-block in its own row: codes, scales or zero points.
 bool describe_rows(CUtensorMapDataType type, int item_bytes, const void* data, int64_t columns,

@@ -235,10 +235,8 @@ extern "C" int ql_cuda_linear(const ql_linear_params* params, const ql_cuda_laun
 
 extern "C" int ql_cuda_plan_linear(const ql_linear_params* params, const ql_cuda_device* device,
                                    int flags, ql_cuda_plan* out) {
-  if (params == nullptr || device == nullptr || out == nullptr) return QL_NULL_POINTER;
-  const int status = check_problem(*params);
+  const int status = check_question(params, device, out);
   if (status != QL_OK) return status;
-  if (params->m == 0 || params->n == 0) return QL_BAD_SHAPE;
   *out = choose_plan(*params, *device, flags);
   const char* fault = plan_fault(*params, *device, *out);
   if (fault == nullptr) return QL_OK;

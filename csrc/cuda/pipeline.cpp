@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cmath>
 #include <mutex>
+#include <vector>
 
 #include "cuda/product.h"
 #include "cuda/rows.h"
@@ -11,6 +12,44 @@ namespace qlinear::cuda {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+// Copies from the device to the host in one call of the driver.
+class Copies {
+ public:
+  void clear() {
+    to_.clear();
+    from_.clear();
+    bytes_.clear();
+  }
+  void add(void* to, const void* from, size_t bytes) {
+    to_.push_back(to);
+    from_.push_back(from);
+    bytes_.push_back(bytes);
+  }
+  cudaError_t launch(cudaStream_t stream) {
+    if (to_.empty()) return cudaSuccess;
+#if CUDART_VERSION >= 13000
+    cudaMemcpyAttributes attributes = {};
+    attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+    attributes.flags = cudaMemcpyFlagPreferOverlapWithCompute;
+    size_t first = 0;
+    return cudaMemcpyBatchAsync(to_.data(), from_.data(), bytes_.data(), to_.size(), &attributes,
+                                &first, 1, stream);
+#else
+    for (size_t i = 0; i < to_.size(); ++i) {
+      const cudaError_t error =
+          cudaMemcpyAsync(to_[i], from_[i], bytes_[i], cudaMemcpyDeviceToHost, stream);
+      if (error != cudaSuccess) return error;
+    }
+    return cudaSuccess;
+#endif
+  }
+
+ private:
+  std::vector<void*> to_;
+  std::vector<const void*> from_;
+  std::vector<size_t> bytes_;
+};
 
 // The steps of one batch; the first that fails ends it.
 class Steps {
@@ -47,7 +86,9 @@ class Steps {
     ql_cuda_launch launch = step(batch_.out_stream);
     launch.start_event = batch_.out_start == batch_.launch.stop_event ? nullptr : batch_.out_start;
     launch.stop_event = batch_.out_stop;
-    if (batch_.y_host == nullptr) return ql_cuda_scatter_rows(&batch_.y, &launch);
+    if (batch_.y_host == nullptr) {
+      return batch_.copies_parts ? copy_parts(launch) : ql_cuda_scatter_rows(&batch_.y, &launch);
+    }
     const size_t bytes = bytes_of(batch_.y);
     return copy(launch, batch_.y_host, batch_.y.device_rows, bytes, cudaMemcpyDeviceToHost);
   }
@@ -72,6 +113,27 @@ class Steps {
     return guard.finish(cudaMemcpyAsync(to, from, bytes, kind, guard.stream()));
   }
 
+  // The copy engine takes less of what products need of memory and bus than a kernel does, but the
+  // host more time for each copy.
+  int copy_parts(const ql_cuda_launch& launch) {
+    const ql_cuda_rows& y = batch_.y;
+    LaunchGuard guard(launch, "copying rows", y.m, y.columns, 0);
+    if (guard.status() != QL_OK) return guard.status();
+    const auto row_bytes = static_cast<size_t>(y.columns * item_bytes(y.device_dtype));
+    const auto* from = static_cast<const char*>(y.device_rows);
+    thread_local Copies copies;
+    copies.clear();
+    for (int64_t i = 0; i < y.parts_count; ++i) {
+      const ql_cuda_part& part = y.parts[i];
+      const size_t bytes = static_cast<size_t>(part.count) * row_bytes;
+      if (bytes > 0) copies.add(part.rows, from, bytes);
+      from += bytes;
+    }
+    const int begun = guard.begin();
+    if (begun != QL_OK) return begun;
+    return guard.finish(copies.launch(guard.stream()));
+  }
+
   // Lets `second` go on after `event` of `first`.
   int wait_for(void* first, void* event, void* second) {
     if (first == second) return QL_OK;
@@ -85,10 +147,12 @@ class Steps {
 
 int check_batch(const ql_cuda_batch* batch) {
   if (batch == nullptr || batch->product == nullptr) return QL_NULL_POINTER;
-  const void* events[] = {batch->in_start,  batch->in_stop,  batch->launch.start_event,
-                          batch->out_start, batch->out_stop, batch->launch.stop_event};
-  for (const void* event : events) {
+  for (const void* event : {batch->in_stop, batch->out_stop, batch->launch.stop_event}) {
     if (event == nullptr) return QL_NULL_POINTER;
+  }
+  const void* begins[] = {batch->in_start, batch->launch.start_event, batch->out_start};
+  for (const void* event : begins) {  // all or none
+    if ((event == nullptr) != (batch->in_start == nullptr)) return QL_NULL_POINTER;
   }
   const ql_linear_params& product = *batch->product;
   const ql_cuda_rows &x = batch->x, &y = batch->y;
@@ -105,6 +169,7 @@ int check_batch(const ql_cuda_batch* batch) {
   if (batch->x_host != nullptr && (x.permutation != nullptr || x.host_dtype != x.device_dtype)) {
     return QL_BAD_DTYPE;
   }
+  if (batch->copies_parts != 0 && (y_gap || batch->y_host != nullptr)) return QL_BAD_SHAPE;
   return QL_OK;
 }
 
@@ -153,12 +218,21 @@ extern "C" int ql_cuda_wait_batch(const ql_cuda_batch* batch, int64_t nanosecond
                              {batch->launch.start_event, batch->launch.stop_event},
                              {batch->out_start, batch->out_stop}};
   for (int i = 0; i < 3 && error == cudaSuccess; ++i) {
+    took[i] = -1;
+    if (batch->in_start == nullptr) continue;
     error = qlinear::cuda::nanoseconds_between(pairs[i][0], pairs[i][1], took[i]);
   }
   const int status = qlinear::cuda::check_cuda(error, "waiting for a batch", batch->x.m,
                                                batch->y.columns, batch->x.columns);
   *done = status == QL_OK ? 1 : 0;
   return status;
+}
+
+extern "C" int ql_cuda_copies_parts(int device) {
+  constexpr int kLeastDriver = 12080;
+  int status;
+  const ql_cuda_device* info = qlinear::cuda::device_info(device, &status);
+  return info != nullptr && info->driver_version >= kLeastDriver && CUDART_VERSION >= 13000 ? 1 : 0;
 }
 
 extern "C" int ql_cuda_batch_bytes(void) { return sizeof(ql_cuda_batch); }

@@ -239,20 +239,25 @@ void complete_plan(const ql_linear_params& params, ql_cuda_plan& plan) {
 
 const char* plan_fault(const ql_linear_params& params, const ql_cuda_device& device,
                        const ql_cuda_plan& plan) {
+  if (plan.token_blocks == 0) {
+    return "token_blocks is 0, as where no plan can run: too little shared memory or too many "
+           "tiles";
+  }
   if (form_of(plan.token_blocks, plan.warpgroups != 0, plan.copy_warp != 0) < 0) {
-    return "token_blocks must be 1, 2, 4 or 8; with copy_warp 1 or 2; with "
-           "that and warpgroups 4, 8 or 16";
+    return "token_blocks must be 1, 2, 4 or 8; with copy_warp 1 or 2; with that and warpgroups 4, "
+           "8, 16 or 24";
   }
   if (kernel_index(false, params.bits,
                    form_of(plan.token_blocks, plan.warpgroups != 0, plan.copy_warp != 0),
                    params.group_size) < 0) {
-    return "token_blocks must be 4 at most with 8 bits or groups of 32 or 64, where copy_warp is 0";
+    return plan.copy_warp != 0 ? "token_blocks must be 16 at most with 8 bits"
+                               : "token_blocks must be 4 at most with 8 bits or groups of 32 or "
+                                 "64, where copy_warp is 0";
   }
   if (plan.copy_warp != 0 && !may_round(params) &&
       partition::fed_rounded(plan.token_blocks, fine_groups(params.group_size))) {
     return "this kernel rounds weights to x's 16 bits; it needs results no finer than those, "
-           "scales "
-           "of x's dtype and, for fp16, weights_fit";
+           "scales of x's dtype and, for fp16, weights_fit";
   }
   if (plan.copy_warp != 0 && !has_copy_engine(device)) {
     return "this device has no copy engine; set copy_warp to 0";
@@ -261,14 +266,15 @@ const char* plan_fault(const ql_linear_params& params, const ql_cuda_device& dev
     return "the copy engine needs 16-bit x in rows that begin at multiples of 16 bytes; set "
            "copy_warp to 0";
   }
-  if (plan.copy_warp != 0 && plan.warps_n * plan.warps_k % partition::kWarpgroupWarps != 0) {
+  const int64_t warps = int64_t{plan.warps_n} * plan.warps_k;
+  if (plan.copy_warp != 0 && warps % partition::kWarpgroupWarps != 0) {
     return "warps_n * warps_k must be a multiple of 4 with copy_warp: registers move between fours";
   }
   if (plan.warpgroups != 0 && plan.warps_n % partition::kWarpgroupWarps != 0) {
     return "warps_n must be a multiple of 4 with warpgroups: four warps multiply together";
   }
   if (plan.copy_warp != 0) {
-    const int least = partition::fed_blocks_per_warp(plan.token_blocks);
+    const int64_t least = partition::fed_blocks_per_warp(plan.token_blocks);
     if (plan.warps_n < 1 || plan.tile_blocks < least || plan.tile_blocks > plan.warps_n * least) {
       return "tile_blocks must be 4 to 4 * warps_n with copy_warp, with warpgroups 1 to warps_n";
     }
@@ -282,7 +288,7 @@ const char* plan_fault(const ql_linear_params& params, const ql_cuda_device& dev
     return "warps_n must be 1, 2, 4 or 8";
   }
   if (plan.warps_k < 1 || plan.warps_k > partition::kMaxWarpsK) return "warps_k must be 1 to 16";
-  if (plan.warps_n * plan.warps_k * 32 > max_threads_of(plan)) {
+  if (warps * 32 > max_threads_of(plan)) {
     return "too many warps for the registers of this kernel";
   }
   if (plan.stages < 2 ||

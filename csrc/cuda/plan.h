@@ -9,6 +9,10 @@ namespace qlinear::cuda {
 // QL_OK, or what is wrong with sizes, bits, group size or dtypes.
 int check_problem(const ql_linear_params& params);
 
+// The same, null pointers, empty products and descriptions that are no GPU's: whether the planner
+// can be asked (plan_entries.cpp).
+int check_question(const ql_linear_params* params, const ql_cuda_device* device, const void* out);
+
 inline int64_t padded_n(const ql_linear_params& params) {
   return layout::round_up(params.n, layout::kPadN);
 }

@@ -6,14 +6,24 @@ using namespace qlinear::cuda;
 
 namespace {
 
-int check_question(const ql_linear_params* params, const void* device, const void* out) {
-  if (params == nullptr || device == nullptr || out == nullptr) return QL_NULL_POINTER;
-  const int status = check_problem(*params);
-  if (status != QL_OK) return status;
-  return params->m == 0 || params->n == 0 ? QL_BAD_SHAPE : QL_OK;
+// The planner divides by these numbers and walks as far as they say: nonsense would have no end.
+bool is_described(const ql_cuda_device& device) {
+  constexpr int kMostMultiprocessors = 1 << 16;
+  return device.major > 0 && device.minor >= 0 && device.sm_count > 0 &&
+         device.sm_count <= kMostMultiprocessors && device.shared_bytes_per_block > 0 &&
+         device.shared_bytes_per_sm >= device.shared_bytes_per_block;
 }
 
 }  // namespace
+
+int qlinear::cuda::check_question(const ql_linear_params* params, const ql_cuda_device* device,
+                                  const void* out) {
+  if (params == nullptr || device == nullptr || out == nullptr) return QL_NULL_POINTER;
+  const int status = check_problem(*params);
+  if (status != QL_OK) return status;
+  if (params->m == 0 || params->n == 0) return QL_BAD_SHAPE;
+  return is_described(*device) ? QL_OK : QL_BAD_DESCRIPTION;
+}
 
 extern "C" int ql_cuda_plan_candidates(const ql_linear_params* params, const ql_cuda_device* device,
                                        int flags, int64_t capacity, ql_cuda_plan* plans,

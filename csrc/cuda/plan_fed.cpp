@@ -134,7 +134,7 @@ void see_tile(const ql_linear_params& params, const ql_cuda_device& device, int6
 
 void see_fed(const ql_linear_params& params, const ql_cuda_device& device, int token_blocks,
              bool warpgroups, const SeeCandidate& see) {
-  constexpr int kMostRounds = 4;  // more tiles one after the other only where they are small
+  constexpr int64_t kMostRounds = 4;  // more tiles one after the other only where they are small
   const int64_t blocks = padded_n(params) / layout::kTileN;
   const int64_t m_tiles = divide_up(params.m, int64_t{token_blocks} * partition::kTokens);
   const int most =
@@ -151,8 +151,11 @@ void see_fed(const ql_linear_params& params, const ql_cuda_device& device, int t
     if (plan.cluster > 1 && plan.cluster > tile_steps(params)) break;
     const int64_t clusters = per_sm * clusters_at_once(device, plan.cluster);
     if (clusters == 0) break;
+    // In fewer rounds tiles would need more n-blocks than a thread block can have.
+    const int64_t first =
+        std::max<int64_t>(1, divide_up(divide_up(blocks, most) * m_tiles, clusters));
     int64_t last = 0;
-    for (int64_t rounds = 1; rounds <= kMostRounds || last > most; ++rounds) {
+    for (int64_t rounds = first; rounds <= std::max(first, kMostRounds); ++rounds) {
       // So many n-blocks that all tiles are done after so many rounds, and then whole warps of
       // them.
       const int64_t n_tiles = std::max<int64_t>(1, clusters * rounds / m_tiles);

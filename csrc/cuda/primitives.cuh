@@ -89,6 +89,23 @@ __device__ __forceinline__ void copy_box(uint32_t to, const void* tensor_map, in
       : "memory");
 #endif
 }
+// Between thread blocks that run at the same time: what one stored before add_release is there for
+// who has loaded its sum.
+__device__ __forceinline__ int load_acquire(const int* from) {
+  int value;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+__device__ __forceinline__ void add_release(int* to, int value) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+// What this thread has seen stored is there for its copies (copy_box) from now on.
+__device__ __forceinline__ void copies_see_stores() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async;" ::: "memory");
+#endif
+}
+
 // Has the copy engine look at a map before it is needed.
 __device__ __forceinline__ void prefetch_map(const void* tensor_map) {
 #if __CUDA_ARCH__ >= 900
@@ -104,6 +121,12 @@ __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+#endif
+}
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier, int times) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(times)
+               : "memory");
 #endif
 }
 // Makes initialised barriers visible to copies.
@@ -246,6 +269,7 @@ __device__ __forceinline__ void load_matrices(uint32_t (&out)[4], uint32_t from)
 
 // Has a register hold this value: the compiler does not work it out again where it is used.
 __device__ __forceinline__ void keep(uint32_t& value) { asm volatile("" : "+r"(value)); }
+__device__ __forceinline__ void keep(int& value) { asm volatile("" : "+r"(value)); }
 __device__ __forceinline__ void keep(float& value) { asm volatile("" : "+f"(value)); }
 
 // (a & mask) | bits in one instruction.

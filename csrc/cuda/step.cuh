@@ -36,7 +36,10 @@ __device__ __forceinline__ void scale_operand<BF16>(uint32_t (&a)[4], uint32_t l
   }
 }
 
-template <typename Dtype, int kBits, int kTokenBlocks, int kBlocks, bool kFineGroups, bool kRaw>
+// kSplit: sums that products of an n-block take in turn, where there are few n-blocks: a product
+// waits for the one before it of the same sums.
+template <typename Dtype, int kBits, int kTokenBlocks, int kBlocks, bool kFineGroups, bool kRaw,
+          int kSplit = 1>
 struct Step {
   using Format = ChosenCodes<Dtype, kBits, kRaw>;
   static constexpr int kVectors = kBits / 4;  // of 16 bytes per lane and layout tile
@@ -160,6 +163,14 @@ struct Step {
     }
   }
 
+  static __device__ __forceinline__ void add_sums(BlockSums& sums, const BlockSums& others) {
+#pragma unroll
+    for (int token = 0; token < kTokenBlocks; ++token) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[token][i] += others[token][i];
+    }
+  }
+
   // The lane's words of one layout tile of n-block j.
   __device__ __forceinline__ void load_words(Words& words, const Place& at, int j, int tile) const {
 #pragma unroll
@@ -182,9 +193,17 @@ struct Step {
                : partition::activation_offset(lane % 8 + lane / 16 * 8, lane / 8 % 2, kTileRows);
   }
 
+  // Where this lane's rows of each half of a step lie; another order of them may stand in for it.
+  struct RowPlaces {
+    uint32_t first;
+    __device__ __forceinline__ uint32_t half(int number) const {
+      return first + number * kHalfBytes;
+    }
+  };
+
   using RowsOfX = uint32_t[(kTokenBlocks + 1) / 2][4];
+  // `row` is that of the half that holds k16.
   __device__ __forceinline__ void load_rows(RowsOfX& b, uint32_t row, int k16) const {
-    row += k16 / 4 * kHalfBytes;
     if constexpr (kTokenBlocks == 1) {
       if (k16 % 2 == 0) load_matrices(b[0], row ^ (k16 / 2 % 2 * 64));
     } else {
@@ -229,8 +248,12 @@ struct Step {
 
   // The whole step by one warp for itself; all n-blocks share what is loaded of x.
   __device__ __forceinline__ void run(Totals& totals, const Place& at) const {
-    const uint32_t row = at.x + matrix_row();
-    BlockSums sums[kBlocks];
+    run(totals, at, RowPlaces{at.x + matrix_row()});
+  }
+
+  template <typename Rows>
+  __device__ __forceinline__ void run(Totals& totals, const Place& at, const Rows& rows) const {
+    BlockSums sums[kBlocks][kSplit];
     float rows_sums[4];
     SumsOfX x_sums;
     Words words[kBlocks];
@@ -243,7 +266,7 @@ struct Step {
 #pragma unroll
         for (int j = 0; j < kBlocks; ++j) load_words(words[j], at, j, k16 / kTileK16);
       }
-      load_rows(b, row, k16);
+      load_rows(b, rows.half(k16 / 4), k16);
       if (k16 % kGroupK16 == 0) {
         load_scales(scales, at, k16);
 #pragma unroll
@@ -251,7 +274,8 @@ struct Step {
 #pragma unroll
         for (int j = 0; j < kBlocks; ++j) {
           zeros[j] = exact_zeros(at, j, k16);
-          clear(sums[j]);
+#pragma unroll
+          for (int i = 0; i < kSplit; ++i) clear(sums[j][i]);
         }
       }
       if constexpr (Format::kOffset) {
@@ -261,13 +285,15 @@ struct Step {
       for (int j = 0; j < kBlocks; ++j) {
         uint32_t a[4];
         Format::operand(a, &words[j][k16 % kTileK16 * Format::kWords], zeros[j]);
-        multiply(sums[j], a, b, k16);
+        multiply(sums[j][k16 % kSplit], a, b, k16);
       }
       if ((k16 + 1) % kGroupK16 == 0) {
         if constexpr (Format::kOffset) spread_sums(x_sums, rows_sums);
 #pragma unroll
         for (int j = 0; j < kBlocks; ++j) {
-          apply_scales(totals[j], sums[j], x_sums, scales[j], at, j, k16);
+#pragma unroll
+          for (int i = 1; i < kSplit; ++i) add_sums(sums[j][0], sums[j][i]);
+          apply_scales(totals[j], sums[j][0], x_sums, scales[j], at, j, k16);
         }
       }
     }
@@ -285,14 +311,14 @@ struct Step {
 
   template <bool kZeros>
   __device__ __forceinline__ void add_rounded(Totals& totals, const Place& at) const {
-    const uint32_t row = at.x + matrix_row();
+    const RowPlaces rows{at.x + matrix_row()};
     Words words[kBlocks];
     typename Format::Zeros zeros[kBlocks];
     Pair scales[kBlocks];
     RowsOfX b;
 #pragma unroll
     for (int k16 = 0; k16 < kStepK16; ++k16) {
-      load_rows(b, row, k16);
+      load_rows(b, rows.half(k16 / 4), k16);
 #pragma unroll
       for (int j = 0; j < kBlocks; ++j) {
         if (k16 % kTileK16 == 0) load_words(words[j], at, j, k16 / kTileK16);

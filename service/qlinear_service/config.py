@@ -6,7 +6,7 @@ value came from. An owner is handed its own group and no other.
 
 from dataclasses import dataclass, field
 
-from qlinear_service.config_fields import Group, OptionError, option
+from qlinear_service.config_fields import Group, OptionError, one_of, option
 from qlinear_service.config_kernels import (
     AUTO,
     DEVICE_MODES,
@@ -149,13 +149,15 @@ class BatchingConfig(Group):
     )
     dispatcher: str = option(
         AUTO,
-        "What brings calls together: native, threads without Python, for one GPU; python, as for "
-        "CPUs and several GPUs; auto: native where it can be.",
+        "What brings calls together: native, threads without Python, for one GPU alone; python, "
+        "as for CPUs and several GPUs; auto: native where it can be.",
+        unit=one_of(DISPATCHERS),
     )
     max_batches_in_flight: int = option(
         0,
         "Batches that a GPU has at a time: one is copied while another is computed; 0 means 2, or "
         "3 with the native dispatcher.",
+        unit="BATCHES",
         minimum=0,
         maximum=16,
     )
@@ -163,6 +165,7 @@ class BatchingConfig(Group):
         0,
         "Longest wait of an idle engine for more calls, in microseconds, where calls come so fast "
         "that it pays; 0: none. It keeps the event loop busy meanwhile.",
+        unit="MICROSECONDS",
         minimum=0,
         maximum=200,
     )
@@ -183,10 +186,19 @@ class BatchingConfig(Group):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceConfig:
-    """All groups together. Only the composition root holds this."""
+    """All groups together, and what must hold between them. Only the composition root has this."""
 
     server: ServerConfig = field(default_factory=ServerConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     batching: BatchingConfig = field(default_factory=BatchingConfig)
     kernels: KernelConfig = field(default_factory=KernelConfig)
     tracing: TracingConfig = field(default_factory=TracingConfig)
+
+    def __post_init__(self) -> None:
+        names = self.kernels.device_names
+        if self.batching.dispatcher == NATIVE and (len(names) > 1 or names == ("cpu",)):
+            raise OptionError(
+                "dispatcher",
+                f"is {NATIVE!r}, which is for one GPU, and the device is {' and '.join(names)}; "
+                f"expected {AUTO} or {PYTHON} there, or one GPU as --device cuda:N",
+            )

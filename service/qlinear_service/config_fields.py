@@ -3,13 +3,13 @@
 Knows no option: they are declared in `config.py`, by the group that owns them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from qlinear_service.errors import ConfigError
 
-__all__ = ["Group", "OptionError", "computed_option", "option"]
+__all__ = ["Group", "OptionError", "computed_option", "one_of", "option"]
 
 T = TypeVar("T")
 
@@ -33,14 +33,27 @@ def option(
     doc: str,
     *,
     name: str = "",
+    unit: str = "",
     minimum: float | None = None,
     maximum: float | None = None,
 ) -> T:
-    """Return a field with a default; `doc` is its help, `name` what files call it if not so."""
-    return field(
-        default=default,
-        metadata={"doc": doc, "name": name, "minimum": minimum, "maximum": maximum},
-    )
+    """Return a field with a default.
+
+    Args:
+        default: its value.
+        doc: its help.
+        name: what files call it, if not as the field.
+        unit: what its help calls a value, if not as the last word of the field's name.
+        minimum: the least that is allowed.
+        maximum: the most.
+    """
+    bounds = {"minimum": minimum, "maximum": maximum}
+    return field(default=default, metadata={"doc": doc, "name": name, "unit": unit, **bounds})
+
+
+def one_of(known: Sequence[str]) -> str:
+    """Return what help calls a value that is one of these."""
+    return f"{{{','.join(known)}}}"
 
 
 def computed_option(

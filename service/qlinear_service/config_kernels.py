@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from qlinear_service.config_fields import Group, OptionError, computed_option, option
+from qlinear_service.config_fields import Group, OptionError, computed_option, one_of, option
 from qlinear_service.kernels.build import default_cache_dir
 
 __all__ = ["AUTO", "DEVICE_MODES", "SPLIT", "TRANSFERS", "UNQUANTIZED", "KernelConfig"]
@@ -43,12 +43,14 @@ class KernelConfig(Group):
     devices: str = option(
         "",
         "GPUs of one kind that compute together, by number, as in 0,1; instead of --device.",
+        unit="N,N",
     )
     device_mode: str = option(
         SPLIT,
         "What several GPUs do: split, each holds a range of every layer's output features and "
         "computes it for every batch; replicate, each holds all, and a batch goes to the one that "
         "has the fewest.",
+        unit=one_of(DEVICE_MODES),
     )
     batch_invariant: bool = option(
         False, "No bit of a row's result depends on the other rows of its batch; may be slower."
@@ -73,12 +75,14 @@ class KernelConfig(Group):
         "auto",
         "How rows get to a GPU and back: slab, kernels read and write where calls lie; pinned, "
         "copies through pinned buffers; auto, whichever is faster for the batch.",
+        unit=one_of(TRANSFERS),
     )
     unquantized: str = option(
         AUTO,
         "What becomes of layers that a checkpoint holds unquantized: skip; keep: multiply through "
         "torch; rtn or mse: quantize them here to 4 bits; auto: rtn if no layer is quantized, "
         "else skip.",
+        unit=one_of(UNQUANTIZED),
     )
     torch_only: bool = option(
         False, "Compute with plain torch and build no kernels: right, and slow."

@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 
-from qlinear_service.config_fields import Group, OptionError, option
+from qlinear_service.config_fields import Group, OptionError, one_of, option
 
 __all__ = ["ServerConfig"]
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +32,7 @@ class ServerConfig(Group):
     frontends: int = option(
         0,
         "Front-end processes; 0, all in one process, is the only value so far.",
+        unit="PROCESSES",
     )
     drain_delay_seconds: float = option(
         1.0,
@@ -51,8 +55,10 @@ class ServerConfig(Group):
         maximum=86400,
     )
     reflection: bool = option(True, "Offer gRPC server reflection, for grpcurl and the like.")
-    log_level: str = option("info", "Least level that is logged: debug, info, warning or error.")
-    log_format: str = option("text", "Form of log lines: text (key=value) or json.")
+    log_level: str = option("info", "Least level that is logged.", unit=one_of(LOG_LEVELS))
+    log_format: str = option(
+        "text", "Form of log lines; text is key=value.", unit=one_of(LOG_FORMATS)
+    )
 
     def __post_init__(self) -> None:
         Group.__post_init__(self)
@@ -64,9 +70,9 @@ class ServerConfig(Group):
                 f"is {self.frontends}; the split into processes is not built yet, and only 0 is "
                 "accepted",
             )
-        if self.log_level not in ("debug", "info", "warning", "error"):
+        if self.log_level not in LOG_LEVELS:
             raise OptionError(
                 "log_level", f"is {self.log_level!r}; expected debug, info, warning or error"
             )
-        if self.log_format not in ("text", "json"):
+        if self.log_format not in LOG_FORMATS:
             raise OptionError("log_format", f"is {self.log_format!r}; expected text or json")

@@ -53,6 +53,11 @@ class _Option:
         return ENVIRONMENT_PREFIX + self.name.upper()
 
     @property
+    def unit(self) -> str:
+        """What a value is called."""
+        return self.field.metadata.get("unit") or self.field.name.rpartition("_")[2].upper()
+
+    @property
     def default(self) -> Any:
         if self.field.default_factory is not MISSING:
             return self.field.default_factory()
@@ -96,8 +101,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
                     option.flag, action=argparse.BooleanOptionalAction, default=None, help=text
                 )
             else:
-                metavar = option.name.rsplit("_", maxsplit=1)[-1].upper()
-                section.add_argument(option.flag, metavar=metavar, help=text)
+                section.add_argument(option.flag, metavar=option.unit, help=text)
 
 
 def flag_values(args: argparse.Namespace) -> dict[str, str | bool]:
@@ -134,20 +138,20 @@ def resolve(
         for name, (raw, origin) in layer.items():
             values[name] = _convert(OPTIONS[name], raw, origin)
             origins[name] = origin
-    groups = {group: _build(group, values, origins) for group in GROUPS}
-    return Resolved(config=ServiceConfig(**groups), origins=origins)
+    try:
+        groups = {group: _build(group, values) for group in GROUPS}
+        return Resolved(config=ServiceConfig(**groups), origins=origins)
+    except OptionError as error:
+        raise ConfigError(f"{error} (from: {origins[error.option]})") from None
 
 
-def _build(group: str, values: Mapping[str, Any], origins: Mapping[str, str]) -> Any:
+def _build(group: str, values: Mapping[str, Any]) -> Any:
     given = {
         option.field.name: values[name]
         for name, option in OPTIONS.items()
         if option.group == group and name in values
     }
-    try:
-        return GROUPS[group](**given)
-    except OptionError as error:
-        raise ConfigError(f"{error} (from: {origins[error.option]})") from None
+    return GROUPS[group](**given)
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, tuple[object, str]]:

@@ -15,6 +15,7 @@ class TracingConfig(Group):
         "",
         "OTLP collector (gRPC) that spans are sent to, as in http://127.0.0.1:4317; empty: no call "
         "is traced. Needs the extra qlinear[tracing].",
+        unit="URL",
     )
     trace_ratio: float = option(
         0.0,

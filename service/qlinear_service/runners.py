@@ -16,7 +16,7 @@ from qlinear_service.dispatch.abi import dispatching, limits_of
 from qlinear_service.dispatch.batcher import DispatchBatcher
 from qlinear_service.dispatch.queue import NativeQueue
 from qlinear_service.engine import BatchRunner, CpuRunner, Engine, WorkerThread
-from qlinear_service.errors import BuildError, OutOfDeviceMemory
+from qlinear_service.errors import BuildError, ConfigError, OutOfDeviceMemory
 from qlinear_service.gpu import direct
 from qlinear_service.gpu.direct import DirectEngine
 from qlinear_service.gpu.engine import STAGES, GpuEngine
@@ -70,6 +70,7 @@ def new_batching(
     Raises:
         OutOfDeviceMemory: the device has no room for the buffers of batches.
         BuildError: the native dispatcher was asked for, and the GPU's library has none.
+        ConfigError: it was asked for, and no single GPU computes.
     """
     asked = config.batching.dispatcher
     # Of what kernels cannot reach where it lies, every batch would come back.
@@ -77,13 +78,10 @@ def new_batching(
     is_native = not is_pinned and _can_dispatch(loaded, asked)
     stages = direct.STAGES if is_native else STAGES
     runner = new_runner(loaded, config, slab, worker, stages=stages)
-    if (
-        is_native
-        and isinstance(runner, GpuEngine)
-        and isinstance(loaded.gpu, CudaStreams)
-        and (runner.sees_slab or asked == NATIVE)
-    ):
-        return _dispatching(loaded, config, slab, runner, loaded.gpu, clock, metrics, tracer)
+    if is_native and isinstance(runner, GpuEngine) and isinstance(loaded.gpu, CudaStreams):
+        if runner.sees_slab or asked == NATIVE:
+            return _dispatching(loaded, config, slab, runner, loaded.gpu, clock, metrics, tracer)
+        runner.keep(config.batching.max_batches_in_flight or STAGES)
     return _python_batching(loaded, config, slab, runner, clock, metrics, tracer)
 
 
@@ -92,8 +90,13 @@ def _can_dispatch(loaded: Loaded, dispatcher: str) -> bool:
 
     Raises:
         BuildError: it was asked for, and the GPU's library has none.
+        ConfigError: it was asked for, and no single GPU computes.
     """
-    if dispatcher == PYTHON or loaded.replicas or not isinstance(loaded.gpu, CudaStreams):
+    if dispatcher == PYTHON:
+        return False
+    if loaded.replicas or not isinstance(loaded.gpu, CudaStreams):
+        if dispatcher == NATIVE:
+            raise ConfigError("dispatcher is native, which is for one GPU; expected auto or python")
         return False
     try:
         dispatching(loaded.gpu.kernels.library)

@@ -27,7 +27,7 @@ FLAGS = (
     *("--max-request-bytes", "4194304", "--max-response-bytes", "4194304"),
     *("--max-queue-age", "0.5", "--max-batch-rows", "256", "--max-stream-calls", "64"),
     *("--drain-delay-seconds", "0.3", "--grace-seconds", "20", "--measure-seconds", "1"),
-    *("--device", "cpu", "--log-level", "warning"),
+    *("--log-level", "warning"),
 )
 
 
@@ -53,7 +53,8 @@ class Server:
         self._models = models
         self._folder = folder
         self._seed = seed
-        self._flags = flags if library is None else (*flags, "--dispatcher", "native")
+        on_gpu = ("--device", "cuda:0", "--dispatcher", "native")
+        self._flags = (*flags, *(("--device", "cpu") if library is None else on_gpu))
         self._library = library
         self._process: subprocess.Popen[str] | None = None
         self.is_away = False

@@ -26,6 +26,7 @@ from chaos.truth import POISON, POOL_ROWS, ROWS_PER_UNIT  # noqa: E402
 from qlinear_service import cli, loading  # noqa: E402
 from qlinear_service.config import KernelConfig  # noqa: E402
 from qlinear_service.dtypes import DType  # noqa: E402
+from qlinear_service.gpu import choice  # noqa: E402
 from qlinear_service.kernels.backends import Kernels  # noqa: E402
 from qlinear_service.layers import QuantizedLinear  # noqa: E402
 
@@ -69,7 +70,7 @@ def main(seed: int, words: list[str]) -> int:
     load = loading.load
 
     def faulty(path: Path, config: KernelConfig, stop: threading.Event) -> loading.Loaded:
-        loaded = load(path, config, stop)
+        loaded = load(path, replace(config, device="cpu"), stop)
         if "CHAOS_LIBRARY" in os.environ:
             from chaos.pretended_gpu import on_pretended_gpu
 
@@ -77,7 +78,9 @@ def main(seed: int, words: list[str]) -> int:
         loaded = replace(loaded, kernels=FaultyKernels(loaded.kernels, seed))  # type: ignore[arg-type]
         return replace(loaded, roofline=None) if seed % 2 else loaded
 
-    loading.load = faulty  # what `qlinear serve` imports when it begins to serve
+    # What `qlinear serve` imports when it begins to serve.
+    loading.load = faulty
+    choice.choose_device = lambda config: choice.Choice(config=config, why="it is pretended")
     return cli.main(["serve", *words])
 
 

@@ -75,6 +75,10 @@ def test_where_nobody_listens_the_error_names_address_and_reason(
             "qtype=A name=no.invalid is_balancer=0: Domain name not found",
             "the name of no.invalid:50051 leads nowhere: Domain name not found; is it right?",
         ),
+        (
+            "Deadline Exceeded",
+            "no answer came before the deadline; is a server there, or too busy for it?",
+        ),
     ],
 )
 def test_grpcs_words_become_one_sentence(details: str, words: str) -> None:

@@ -30,7 +30,7 @@ int bank_passes(const std::vector<int>& addresses, int bytes) {
   return static_cast<int>(most);
 }
 
-constexpr int kTokenBlocks[] = {1, 2, 4, 8, 16};
+constexpr int kTokenBlocks[] = {1, 2, 4, 8, 16, 24};
 
 void check_swizzle() {
   Section permutation("swizzle_permutation"), reads("ldmatrix_banks"), writes("copy_banks");
@@ -172,7 +172,7 @@ void check_memory() {
   for_each_memory([&](partition::Geometry g, int bits, int group_size, int item, bool has_zeros) {
     const auto memory = partition::shared_memory(g, bits, group_size, item, has_zeros);
     const int groups = group_size == -1 ? 1 : partition::kStepK / group_size;
-    const int warp_columns = g.token_blocks == 16 ? 16 : 32;
+    const int warp_columns = g.token_blocks >= 16 ? 16 : 32;
     const int columns = warp_columns * g.warps_n, tokens = 8 * g.token_blocks;
     const int warps = g.warps_n * g.warps_k;
     const int codes = warp_columns * 128 * bits / 8, scales = warp_columns * groups * item;

@@ -1,5 +1,6 @@
 // Proves the planner of cuda/plan.cpp with g++ alone: for every problem and device there is a plan
-// that can run there, and plans that cannot are refused. Prints what test_plan.py reads.
+// that can run there, and plans that cannot are refused. Prints what test_partition.py
+// reads.
 #include "cuda/plan.h"
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include "checks.h"
 #include "cuda/candidates.h"
 #include "cuda/linear_kernels.h"
+#include "plan_problems.h"
 #include "shapes.h"
 
 namespace layout = qlinear::layout;
@@ -23,75 +25,9 @@ using qlinear::cuda::complete_plan;
 using qlinear::cuda::for_each_candidate;
 using qlinear::cuda::plan_fault;
 using qlinear::cuda::stripes_of;
+using namespace problems;
 
 namespace {
-
-// Shared memory of a thread block, and the compute capability's first number: A10 and L4, A100,
-// H100 and H200, and those after it, which lack the warpgroup products of 9.0.
-struct Kind {
-  int shared_kib, major;
-};
-constexpr Kind kKinds[] = {{99, 8}, {163, 8}, {227, 9}, {227, 10}, {99, 12}};
-constexpr int kDtypes[] = {QL_F16, QL_BF16, QL_F32};
-
-ql_linear_params params_of(int64_t m, int64_t n, int64_t k) {
-  ql_linear_params params{};
-  params.m = m;
-  params.n = n;
-  params.k = k;
-  params.x_row_stride = k;
-  params.y_row_stride = n;
-  params.group_size = 128;
-  params.bits = 4;
-  params.x_dtype = params.compute_dtype = params.scale_dtype = QL_F16;
-  params.bias_dtype = params.y_dtype = QL_F16;
-  params.threads = 1;
-  return params;
-}
-
-ql_cuda_device device_of(int multiprocessors, Kind kind) {
-  ql_cuda_device device{};
-  device.sm_count = multiprocessors;
-  device.major = kind.major;
-  device.shared_bytes_per_block = kind.shared_kib * 1024;
-  device.shared_bytes_per_sm = (kind.shared_kib + 1) * 1024;
-  device.supported = 1;
-  return device;
-}
-
-std::string words(const ql_linear_params& p, const ql_cuda_device& device, int flags,
-                  const ql_cuda_plan& plan) {
-  char text[400];
-  std::snprintf(text, sizeof text,
-                "m %lld n %lld k %lld bits %d group_size %lld scale_dtype %d zeros %d on %d x %d "
-                "bytes, major %d, flags %d: warpgroups %d token_blocks %d warps_n %d warps_k %d "
-                "stages %d ctas %d whole %d tile_blocks %d cluster %d",
-                static_cast<long long>(p.m), static_cast<long long>(p.n),
-                static_cast<long long>(p.k), p.bits, static_cast<long long>(p.group_size),
-                p.scale_dtype, p.zeros != nullptr, device.sm_count, device.shared_bytes_per_block,
-                device.major, flags, plan.warpgroups, plan.token_blocks, plan.warps_n, plan.warps_k,
-                plan.stages, plan.ctas, plan.whole_tiles, plan.tile_blocks, plan.cluster);
-  return text;
-}
-
-// Every form of weights: bits, group size, dtype of the scales, zero points.
-template <typename See>
-void for_each_form(ql_linear_params params, See see) {
-  static const uint8_t some_zeros = 0;
-  for (const int bits : {4, 8}) {
-    for (const int group_size : {-1, 32, 64, 128}) {
-      for (const int scale_dtype : {QL_F16, QL_F32}) {
-        for (const uint8_t* zeros : {static_cast<const uint8_t*>(nullptr), &some_zeros}) {
-          params.bits = bits;
-          params.group_size = group_size;
-          params.scale_dtype = scale_dtype;
-          params.zeros = zeros;
-          see(params);
-        }
-      }
-    }
-  }
-}
 
 struct Sections {
   Section runnable{"runnable"}, memory{"shared_memory"}, workspace{"workspace"}, tiles{"tiles"};
@@ -280,185 +216,6 @@ void check_largest() {
   }
 }
 
-void check_refused_plans() {
-  Section section("refused_plans");
-  const auto params = params_of(100, 4096, 4096);
-  const auto device = device_of(132, {227, 9});
-  const ql_cuda_plan good = choose_plan(params, device, QL_CUDA_BATCH_INVARIANT);
-  section.check(plan_fault(params, device, good) == nullptr, "the plan itself");
-  const auto refused = [&](const char* what, auto change) {
-    ql_cuda_plan plan = good;
-    change(plan);
-    section.check(plan_fault(params, device, plan) != nullptr, "%s", what);
-  };
-  using Plan = ql_cuda_plan&;
-  for (const int wrong : {-1, 0, 3, 5, 6, 7, 9, 16}) {
-    refused("token_blocks", [&](Plan plan) { plan.token_blocks = wrong; });
-    refused("warps_n", [&](Plan plan) { plan.warps_n = wrong; });
-  }
-  for (const int wrong : {-1, 0, 17, 1 << 30}) {
-    refused("warps_k", [&](Plan plan) { plan.warps_k = wrong; });
-  }
-  for (const int wrong : {-1, 0, 1, partition::kMaxStages + 1, 1 << 30}) {
-    refused("stages", [&](Plan plan) { plan.stages = wrong; });
-  }
-  for (const int wrong : {-1, 0, 1 << 30}) {
-    refused("ctas", [&](Plan plan) { plan.ctas = wrong; });
-  }
-  for (const int token_blocks : {1, 2, 4, 8}) {  // one warp more than the registers allow
-    refused("threads", [&](Plan plan) {
-      plan = {};
-      plan.token_blocks = token_blocks;
-      plan.warps_n = token_blocks == 1 ? 2 : 1;
-      plan.warps_k = token_blocks == 1 ? 9 : partition::max_threads(token_blocks) / 32 + 1;
-      plan.stages = 2;
-      plan.ctas = plan.whole_tiles = 1;
-    });
-  }
-  refused("one block per tile", [&](Plan plan) {
-    plan.whole_tiles = 1;
-    plan.ctas = plan.m_tiles * plan.n_tiles + 1;
-  });
-  refused("shared memory", [&](Plan plan) {
-    plan.token_blocks = 8;
-    plan.stages = partition::kMaxStages;
-    plan.warps_n = 2;
-    plan.warps_k = 4;
-  });
-  auto tight = device;
-  tight.shared_bytes_per_block = good.shared_bytes;
-  section.check(plan_fault(params, tight, good) == nullptr, "just enough shared memory");
-  --tight.shared_bytes_per_block;
-  section.check(plan_fault(params, tight, good) != nullptr, "a byte less");
-  refused("workspace", [&](Plan plan) {
-    plan.token_blocks = plan.warps_n = 8;
-    plan.warps_k = 1;
-    plan.stages = 2;
-    plan.whole_tiles = 0;
-    plan.ctas = 600;
-  });
-  for (const int warps_n : {1, 2}) {
-    refused("half a warpgroup", [&](Plan plan) { plan.warpgroups = 1, plan.warps_n = warps_n; });
-  }
-  for (const int token_blocks : {1, 2}) {
-    refused("few rows by warpgroups", [&](Plan plan) {
-      plan.warpgroups = plan.warps_k = 1;
-      plan.token_blocks = token_blocks;
-    });
-  }
-  refused("many rows by warps", [&](Plan plan) {
-    plan.token_blocks = 16;
-    plan.warps_k = 1;
-  });
-  {
-    const auto few = params_of(8, 28672, 8192);
-    const ql_cuda_plan fed = choose_plan(few, device, 0);
-    section.check(fed.copy_warp == 1 && plan_fault(few, device, fed) == nullptr, "a fed plan");
-    const auto refuse_fed = [&](const char* what, auto change) {
-      ql_cuda_plan plan = fed;
-      change(plan);
-      section.check(plan_fault(few, device, plan) != nullptr, "fed: %s", what);
-    };
-    for (const int wrong : {-1, 0, partition::kMaxCluster + 1, 1 << 20}) {
-      refuse_fed("cluster", [&](Plan plan) { plan.cluster = wrong; });
-    }
-    refuse_fed("part of a cluster", [&](Plan plan) {
-      plan.cluster = 2;
-      plan.ctas = 131;
-    });
-    for (const int wrong : {-1, 0, 4 * fed.warps_n + 1, 1 << 20}) {
-      refuse_fed("tile_blocks", [&](Plan plan) { plan.tile_blocks = wrong; });
-    }
-    refuse_fed("split tiles", [&](Plan plan) { plan.whole_tiles = 0; });
-    refuse_fed("three warps", [&](Plan plan) {
-      plan.warps_n = plan.tile_blocks = 3;
-      plan.warps_k = 1;
-    });
-    auto fine = few;
-    fine.group_size = 32;
-    refuse_fed("128 rows of fine groups", [&](Plan plan) {
-      plan.warpgroups = 1;
-      plan.token_blocks = 16;
-    });
-    ql_cuda_plan most = choose_plan(params_of(100, 28672, 8192), device, 0);
-    most.token_blocks = 16;
-    section.check(plan_fault(fine, device, most) != nullptr, "no kernel of 128 rows, fine groups");
-  }
-  for (const int major : {8, 10, 12}) {
-    auto other = device;
-    other.major = major;
-    const auto many = params_of(64, 28672, 8192);
-    ql_cuda_plan grouped = choose_plan(many, device, 0);
-    section.check(grouped.warpgroups == 1 && plan_fault(many, device, grouped) == nullptr,
-                  "warpgroups on 9.0");
-    grouped.copy_warp = 0;
-    section.check(plan_fault(many, other, grouped) != nullptr, "warpgroups on %d.0", major);
-  }
-  {
-    auto other = device;
-    other.major = 8;
-    const auto few = params_of(8, 57344, 8192);
-    const ql_cuda_plan fed = choose_plan(few, device, 0);
-    section.check(fed.copy_warp == 1 && plan_fault(few, device, fed) == nullptr, "fed on 9.0");
-    section.check(plan_fault(few, other, fed) != nullptr, "fed on 8.0");
-    auto odd = few;
-    odd.x_row_stride += 1;
-    section.check(plan_fault(odd, device, fed) != nullptr, "fed with rows not 16-byte aligned");
-    section.check(choose_plan(odd, device, 0).copy_warp == 0, "rows not aligned are not fed");
-  }
-  {
-    // 64 rows by 16-bit values of k = 1536 in 99 KiB: tiles of 64 rows would leave most idle.
-    const ql_cuda_plan plan = choose_plan(params_of(64, 384, 1536), device_of(72, kKinds[0]), 0);
-    section.check(plan.ctas >= 12 && plan.warps_n * plan.warps_k >= 4,
-                  "an A10 at work on a small layer: %d of 72", plan.ctas);
-  }
-  auto wide = params_of(1, (int64_t{1} << 30) - 1, 128);
-  ql_cuda_plan split = choose_plan(wide, device, 0);
-  section.check(split.whole_tiles == 1, "so many tiles stay whole");
-  split.whole_tiles = 0;
-  section.check(plan_fault(wide, device, split) != nullptr, "more tiles than counters");
-}
-
-void check_refused_problems() {
-  Section section("refused_problems");
-  const auto status_after = [](auto change) {
-    ql_linear_params params = params_of(4, 64, 128);
-    change(params);
-    return check_problem(params);
-  };
-  using Params = ql_linear_params&;
-  const auto expect = [&](int status, auto change) {
-    const int given = status_after(change);
-    section.check(given == status, "status %d, expected %d", given, status);
-  };
-  expect(QL_OK, [](Params) {});
-  expect(QL_OK, [](Params p) { p.m = 0; });
-  expect(QL_OK, [](Params p) { p.m = 1, p.x_row_stride = p.y_row_stride = 0; });
-  expect(QL_BAD_SHAPE, [](Params p) { p.m = -1; });
-  expect(QL_BAD_SHAPE, [](Params p) { p.n = -1; });
-  expect(QL_BAD_SHAPE, [](Params p) { p.k = -1; });
-  expect(QL_BAD_SHAPE, [](Params p) { p.k = 0; });
-  expect(QL_BAD_SHAPE, [](Params p) { p.m = int64_t{1} << 31; });
-  expect(QL_BAD_SHAPE, [](Params p) { p.n = p.y_row_stride = int64_t{1} << 30; });
-  expect(QL_BAD_SHAPE, [](Params p) { p.k = p.x_row_stride = int64_t{1} << 30; });
-  expect(QL_BAD_SHAPE, [](Params p) { p.x_row_stride = p.k - 1; });
-  expect(QL_BAD_SHAPE, [](Params p) { p.y_row_stride = p.n - 1; });
-  for (const int bits : {0, 2, 3, 5, 16}) expect(QL_BAD_BITS, [=](Params p) { p.bits = bits; });
-  for (const int group_size : {0, 16, 96, 256}) {
-    expect(QL_BAD_GROUP_SIZE, [=](Params p) { p.group_size = group_size; });
-  }
-  for (const int dtype : {0, 4, -1}) {
-    expect(QL_BAD_DTYPE, [=](Params p) { p.x_dtype = dtype; });
-    expect(QL_BAD_DTYPE, [=](Params p) { p.scale_dtype = dtype; });
-    expect(QL_BAD_DTYPE, [=](Params p) { p.bias_dtype = dtype; });
-    expect(QL_BAD_DTYPE, [=](Params p) { p.y_dtype = dtype; });
-    expect(QL_BAD_DTYPE, [=](Params p) { p.x_dtype = QL_F32, p.compute_dtype = dtype; });
-    expect(QL_OK, [=](Params p) { p.compute_dtype = dtype; });  // read beside fp32 x alone
-  }
-  expect(QL_BAD_DTYPE, [](Params p) { p.x_dtype = p.compute_dtype = QL_F32; });
-  for (const int dtype : kDtypes) expect(QL_OK, [=](Params p) { p.x_dtype = dtype; });
-}
-
 bool same(const ql_cuda_plan& one, const ql_cuda_plan& other) {
   return std::memcmp(&one, &other, sizeof one) == 0;
 }
@@ -503,7 +260,6 @@ int main(int count, char** words) {
   if (part != 0) return 0;
   check_candidates();
   check_largest();
-  check_refused_plans();
-  check_refused_problems();
+  check_refusals();
   return 0;
 }

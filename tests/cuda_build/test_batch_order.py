@@ -15,13 +15,16 @@ from cuda_tools import require_nvcc
 from qlinear_service.dtypes import DType
 from qlinear_service.kernels.abi import LinearParams
 from qlinear_service.kernels.build import SOURCE_ROOT
-from qlinear_service.kernels.cuda_abi import CudaBatch, CudaPart, CudaPlan, Status
+from qlinear_service.kernels.cuda_abi import CudaBatch, CudaDevice, CudaPart, CudaPlan, Status
 from qlinear_service.kernels.nvcc import find_nvcc
 
 NOTED = Path(__file__).parents[1] / "csrc" / "noted_cuda.cpp"
 SOURCES = [
     SOURCE_ROOT / "cuda" / f"{name}.cpp"
-    for name in ("host", "linear", "pipeline", "rows", "fed_args", "plan", "plan_fed")
+    for name in (
+        *("host", "linear", "pipeline", "rows", "fed_args"),
+        *("plan", "plan_entries", "plan_fed"),
+    )
 ]
 IN, COMPUTE, OUT = 101, 102, 103
 IN_START, IN_STOP, START, STOP, OUT_START, OUT_STOP = range(1, 7)
@@ -111,3 +114,21 @@ def test_a_product_that_cannot_be_launched_moves_no_rows(
     plan = CudaPlan(token_blocks=3)
     batch.launch.plan = ctypes.pointer(plan)
     assert steps(library, batch, Status.BAD_PLAN) == [""]
+
+
+@pytest.mark.parametrize("wrong", [{}, {"sm_count": 0}, {"sm_count": -1}, {"major": 0}], ids=str)
+def test_a_plan_is_refused_for_what_no_gpu_can_be(
+    library: ctypes.CDLL, batch: CudaBatch, wrong: dict[str, int]
+) -> None:
+    """Where the GPU's library plans without being asked through the planner's other entries."""
+    values = {"major": 9, "sm_count": 132, "shared_bytes_per_block": 232448}
+    device = CudaDevice(shared_bytes_per_sm=233472, **(values | wrong))
+    plan, asked = CudaPlan(), (batch.product, ctypes.byref(device), 0)
+    status = library.ql_cuda_plan_linear(*asked, ctypes.byref(plan))
+    assert status == (Status.BAD_DESCRIPTION if wrong else Status.OK)
+    assert (plan.token_blocks > 0) == (not wrong)
+    device.shared_bytes_per_block = 1024
+    if not wrong:
+        assert library.ql_cuda_plan_linear(*asked, ctypes.byref(plan)) == Status.BAD_PLAN
+        library.ql_cuda_error_text.restype = ctypes.c_char_p
+        assert b"too little shared memory or too many tiles" in library.ql_cuda_error_text()

@@ -1,8 +1,13 @@
 """Each benchmark runs from end to end with tiny numbers, and its JSON holds what it promises."""
 
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -141,12 +146,68 @@ def test_a_gpu_that_is_not_there_is_one_sentence(words: list[str]) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("what", ["ablation", "mix"])
+def test_what_measures_gpu_kernels_needs_a_gpu(what: str) -> None:
+    if not ask_driver().problem:
+        pytest.skip("it would measure")
+    words = ["--run", "nowhere"] if what == "ablation" else []
+    command = [sys.executable, "-m", "qlinear_service", "bench", what, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"qlinear bench {what}: needs a CUDA GPU; {ask_driver().problem}\n"
+
+
+def children_of(pid: int) -> list[int]:
+    """Wait until a process has started others, and return them."""
+    end = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < end:
+        found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        if found:
+            return [int(word) for word in found]
+        time.sleep(0.01)
+    raise AssertionError("it has started nothing")
+
+
+def has_ended(pid: int) -> bool:
+    """Say whether a process is gone, or would be if its parent had looked."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("what", "deep"), [("cpu", 1), ("service", 1), ("service", 2)], ids=["cpu", "early", "late"]
+)
+def test_ctrl_c_ends_a_benchmark_and_its_servers_with_one_line(what: str, deep: int) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "qlinear_service", "bench", what],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    last = process.pid
+    for _ in range(deep):
+        last = children_of(last)[0]
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    said = process.communicate(timeout=WAIT_SECONDS)
+    assert (process.returncode, said) == (130, ("", f"qlinear bench {what}: interrupted\n"))
+    end = time.monotonic() + WAIT_SECONDS / 2
+    while not has_ended(last):
+        assert time.monotonic() < end, "what it started goes on"
+        time.sleep(0.01)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("what", sorted(BENCHMARKS))
 def test_help_calls_a_benchmark_what_its_users_do(what: str) -> None:
     words = [sys.executable, "-m", "qlinear_service", "bench", what, "--help"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=WAIT_SECONDS, check=True)
     assert done.stdout.startswith(f"usage: qlinear bench {what} ")
+    called = set(re.findall(r"^  --[a-z-]+ ([^\s[]+)", done.stdout, re.MULTILINE))
+    assert called
+    assert not called & {"S", "M", "JSON", "COMMIT", "FOLDER", "DEVICES", "ONLY", "DIVISOR"}
 
 
 def test_help_of_a_benchmark_is_its_own() -> None:

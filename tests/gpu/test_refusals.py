@@ -13,7 +13,7 @@ from gpu.running import COUNTER_BYTES, Call, split_plan
 from qlinear_service.dtypes import DType
 from qlinear_service.errors import BuildError
 from qlinear_service.kernels.cuda import CudaKernels, DeviceLost
-from qlinear_service.kernels.cuda_abi import CudaLaunch, Status
+from qlinear_service.kernels.cuda_abi import CudaDevice, CudaLaunch, Status
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +88,18 @@ def test_null_structs(kernels: RecordingKernels, call: Call) -> None:
     assert library.ql_cuda_read_probe(None, 16, 0, None, call.launch) == Status.NULL_POINTER
     assert library.ql_cuda_plan_linear(None, kernels.info, 0, call.plan) == Status.NULL_POINTER
     assert library.ql_cuda_device_info(0, None) == Status.NULL_POINTER
+
+
+@pytest.mark.parametrize("field", ["sm_count", "shared_bytes_per_block", "major"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_a_description_that_is_no_gpus(
+    kernels: RecordingKernels, call: Call, field: str, value: int
+) -> None:
+    described = CudaDevice.from_buffer_copy(kernels.info)
+    setattr(described, field, value)
+    plan_linear = kernels.library.ql_cuda_plan_linear
+    assert plan_linear(call.params, described, 0, call.plan) == Status.BAD_DESCRIPTION
+    assert b"no GPU" in kernels.library.ql_status_text(Status.BAD_DESCRIPTION)
 
 
 @pytest.mark.parametrize("fault", ["null", "misaligned", "one byte short"])

@@ -5,7 +5,7 @@ from tuned_tables import FAKE_H200, planner
 
 from qlinear_service.errors import BuildError
 from qlinear_service.kernels import planner as planners
-from qlinear_service.kernels.cuda_abi import CudaFlag, CudaPlan
+from qlinear_service.kernels.cuda_abi import CudaDevice, CudaFlag, CudaPlan
 from qlinear_service.kernels.plan_values import (
     DERIVED,
     GEOMETRY,
@@ -47,10 +47,54 @@ def test_batch_invariant_candidates_keep_the_order_of_sums() -> None:
 
 
 def test_what_cannot_be_asked_is_refused() -> None:
-    for wrong in ({"bits": 5}, {"group_size": 48}, {"m": 0}, {"m": -1}):
+    for wrong, why in (
+        ({"bits": 5}, "bits is neither"),
+        ({"group_size": 48}, "group_size is none of"),
+        ({"m": 0}, "a size is .* 0;"),
+        ({"m": -1}, "a size is negative"),
+    ):
         values = {"m": 8, "n": 64, "k": 128, "bits": 4, "group_size": 128} | wrong
-        with pytest.raises(ValueError, match=r"bits=\d g=\d+ is no problem .*status \d"):
+        with pytest.raises(ValueError, match=rf"no plan for m=.* on 'Fake H200': {why}.*status \d"):
             planner().choice(problem(**values), FAKE_H200)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"sm_count": count} for count in (0, -1, -132, 1 << 30)),
+        *({"shared_bytes_per_block": nbytes} for nbytes in (0, -1, 1 << 30)),
+        {"shared_bytes_per_sm": 0},
+        {"major": 0},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("major", [8, 9])
+def test_a_device_that_no_gpu_can_be_is_refused(wrong: dict[str, int], major: int) -> None:
+    device = CudaDevice.from_buffer_copy(FAKE_H200)
+    for name, value in ({"major": major} | wrong).items():
+        setattr(device, name, value)
+    params = problem(m=8, n=4096, k=4096, bits=4, group_size=128)
+    plan = planner().choice(params, FAKE_H200).plan
+    with pytest.raises(ValueError, match=r"Fake H200': no GPU is as described: .*status 14"):
+        planner().candidates(params, device)
+    assert planner().complete(params, device, plan).startswith("no GPU is as described")
+
+
+def test_a_device_with_too_little_memory_has_no_plan() -> None:
+    device = CudaDevice.from_buffer_copy(FAKE_H200)
+    device.shared_bytes_per_block = 1024
+    params = problem(m=8, n=4096, k=4096, bits=4, group_size=128)
+    with pytest.raises(ValueError, match="'Fake H200': none can run, for too little shared mem"):
+        planner().choice(params, device)
+
+
+def test_the_largest_problems_are_planned_at_once() -> None:
+    n = (1 << 30) - 1
+    for m, rows in ((1, 8), (65536, 192)):
+        chosen = planner().choice(problem(m=m, n=n, k=128, bits=4, group_size=128), FAKE_H200)
+        assert chosen.plan.token_blocks * 8 == rows
+    with pytest.raises(ValueError, match="too many tiles"):
+        planner().choice(problem(m=2**31 - 1, n=n, k=128, bits=4, group_size=128), FAKE_H200)
 
 
 def test_a_plan_that_cannot_run_says_why_and_stays_as_it_was() -> None:
@@ -61,7 +105,7 @@ def test_a_plan_that_cannot_run_says_why_and_stays_as_it_was() -> None:
     assert "stages must be" in planner().complete(params, FAKE_H200, plan)
     assert bytes(plan) == before
     nothing = problem(m=0, n=4096, k=4096, bits=4, group_size=128)
-    assert planner().complete(nothing, FAKE_H200, plan) == "status 1"
+    assert planner().complete(nothing, FAKE_H200, plan).startswith("a size is")
 
 
 def test_plans_are_kept_by_name_without_what_follows() -> None:

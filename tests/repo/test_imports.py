@@ -111,7 +111,7 @@ NEVER_IMPORTS: dict[str, set[str]] = {
     "codec": {"asyncio", "queue", "qlinear_service.batching", "qlinear_service.batcher"},
 }
 
-USES_CLIENT = {"commands.call", "commands.load"}
+USES_CLIENT = {"commands.call", "commands.doctor", "commands.load"}
 CLIENT_MAY_IMPORT = {"grpc", "google", "ml_dtypes", "numpy", "qlinear", "qlinear_client"}
 
 

@@ -1,7 +1,9 @@
 """The program itself: early leavers, Ctrl-C, and an install without the server's packages."""
 
+import argparse
 import importlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -73,6 +75,34 @@ def test_ctrl_c_ends_every_verb_with_130(verb: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(command, "run", interrupted)
     monkeypatch.setattr(command, "add_arguments", lambda parser: None)
     assert cli.main([verb]) == 130
+
+
+# What a value of a flag may be called: a unit, a thing, or what it looks like.
+UNITS = {"SECONDS", "MICROSECONDS", "BYTES", "ROWS", "ROWS,ROWS", "CALLS", "CALLS/S", "CALLERS"}
+UNITS |= {"ANSWERS", "BATCHES", "LAYERS", "PROCESSES", "THREADS", "PORT", "RATIO", "N", "N,N", "K"}
+THINGS = {"DEVICE", "DIR", "DTYPE,DTYPE", "FILE", "HOST", "HOST:PORT", "LIST", "MODEL", "NAME"}
+THINGS |= {"PATH", "SOURCE", "LAYER", "URL", "X.npy", "Y.npy", "WHAT", "..."}
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_help_calls_values_by_their_units(verb: str) -> None:
+    parser = argparse.ArgumentParser()
+    importlib.import_module(f"qlinear_service.commands.{verb}").add_arguments(parser)
+    called = {
+        action.dest: action.metavar or action.dest.upper()
+        for action in parser._actions
+        if action.nargs != 0 and action.choices is None
+    }
+    assert called
+    for dest, word in called.items():
+        assert word in UNITS | THINGS or re.fullmatch(r"\{\w+(,\w+)+\}", str(word)), dest
+        if dest.endswith("_seconds") or dest in (
+            "timeout",
+            "interval",
+            "duration",
+            "max_queue_age",
+        ):
+            assert word == "SECONDS", dest
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,10 @@
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from qlinear_service import cli
-from qlinear_service.commands import serve
 from qlinear_service.config import KernelConfig, LimitsConfig, ServerConfig, size_class
 from qlinear_service.config_sources import (
     GROUPS,
@@ -207,53 +205,3 @@ def test_print_config_needs_no_path_and_errors_are_one_line(
     assert error.startswith("qlinear serve: no option has the variable QLINEAR_HSOT; near: QLINEAR")
     assert "QLINEAR_HOST" in error
     assert error.count("\n") == 1
-
-
-def test_cuda_is_refused_and_never_replaced(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # It refuses to come after grpc, which other tests of this process have imported.
-    monkeypatch.setattr(serve, "tune_process", lambda environ: None)
-    assert cli.main(["serve", "anything", "--device", "cuda:0"]) == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "device is cuda:0, and there is no NVIDIA driver" in captured.err
-    assert "serve with --device cpu" in captured.err
-
-
-def test_ways_across_the_bus_are_three() -> None:
-    assert KernelConfig().transfers == "auto"
-    assert resolve(flags=parse("--transfers", "pinned")).config.kernels.transfers == "pinned"
-    with pytest.raises(ConfigError, match="transfers: is 'rdma'; expected auto, slab, pinned"):
-        resolve(flags=parse("--transfers", "rdma"))
-
-
-def test_several_devices_are_named_by_number() -> None:
-    config = KernelConfig(devices=" 0, 3")
-    assert config.cuda_ordinals == (0, 3)
-    assert config.device_names == ("cuda:0", "cuda:3")
-    assert config.device_mode == "split"
-    assert KernelConfig(devices="2", device="cuda:2").device_names == ("cuda:2",)
-    given = resolve(flags=parse("--devices", "1,0", "--device-mode", "replicate")).config.kernels
-    assert (given.cuda_ordinals, given.device_mode) == ((1, 0), "replicate")
-    assert resolve(environ={"QLINEAR_DEVICES": "0,1"}).config.kernels.cuda_ordinals == (0, 1)
-
-
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ({"devices": "0,one"}, "devices: is '0,one'; expected numbers of GPUs, as in 0,1"),
-        ({"devices": "0,"}, "expected numbers of GPUs"),
-        ({"devices": "cuda:0"}, "expected numbers of GPUs"),
-        ({"devices": "1,1"}, "devices: is '1,1'; expected each GPU once"),
-        ({"devices": ",".join(map(str, range(17)))}, "16 of them at most"),
-        ({"devices": "0,1", "device": "cpu"}, "is '0,1', and device is cpu; give one of both"),
-        ({"devices": "0,1", "device": "cuda:1"}, "and device is cuda:1; give one of both"),
-        ({"devices": "0,1", "torch_only": True}, "that is for the CPU, not cuda:0, cuda:1"),
-        ({"device_mode": "copy"}, "device_mode: is 'copy'; expected split, replicate"),
-    ],
-)
-def test_devices_that_make_no_sense_are_one_sentence(options: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        KernelConfig(**options)
-    assert problem in str(refused.value)

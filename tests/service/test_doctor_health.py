@@ -56,9 +56,39 @@ def test_a_health_that_is_not_there_and_a_server_that_is_not_there_are_1(
     with socket.create_server(("127.0.0.1", 0)) as free:
         closed = free.getsockname()[1]
     assert cli.main([*asked, f"127.0.0.1:{closed}"]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith(f"qlinear doctor: 127.0.0.1:{closed}: UNAVAILABLE: ")
-    assert said.count("\n") == 1
+    address = f"127.0.0.1:{closed}"
+    assert capsys.readouterr().err == (
+        f"qlinear doctor: {address}: UNAVAILABLE: no server answers at {address}: Connection "
+        "refused (111); is it running, and is this its port (--port, 50051 by default)?\n"
+    )
+
+
+@pytest.mark.parametrize("target", ["127.0.0.1", "127.0.0.1:99999", "http://127.0.0.1:50051"])
+def test_an_address_that_cannot_be_one_is_told_as_such(
+    target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["doctor", "--health", "--target", target, "--timeout", "2"]) == 1
+    said = f'qlinear doctor: target is {target!r}; expected "host:port", as in 127.0.0.1:50051\n'
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])
+def test_a_wait_must_have_an_end(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "--health", "--target", "127.0.0.1:1", "--timeout", seconds]) == 1
+    said = f"qlinear doctor: --timeout is {seconds}; expected seconds above 0, 3600 at most\n"
+    assert capsys.readouterr().err == said
+
+
+def test_a_server_of_something_else_has_no_health(capsys: pytest.CaptureFixture[str]) -> None:
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    assert cli.main(["doctor", "--health", "--target", f"127.0.0.1:{port}"]) == 1
+    server.stop(0).wait()
+    assert capsys.readouterr().err == (
+        f"qlinear doctor: 127.0.0.1:{port}: UNIMPLEMENTED: what answers there has no health; "
+        "is it a qlinear server?\n"
+    )
 
 
 def test_a_server_that_does_not_answer_is_given_up(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,7 +96,10 @@ def test_a_server_that_does_not_answer_is_given_up(capsys: pytest.CaptureFixture
         target = f"127.0.0.1:{silent.getsockname()[1]}"
         words = ["doctor", "--health", "--target", target, "--timeout", "0.3"]
         assert cli.main(words) == 1
-    assert capsys.readouterr().err.startswith(f"qlinear doctor: {target}: DEADLINE_EXCEEDED")
+    assert capsys.readouterr().err == (
+        f"qlinear doctor: {target}: DEADLINE_EXCEEDED: no answer came before the deadline; is a "
+        "server there, or too busy for it?\n"
+    )
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])

@@ -19,7 +19,7 @@ from qlinear.v1 import linear_pb2_grpc as pb_grpc
 from qlinear_service import runners
 from qlinear_service import server as server_module
 from qlinear_service.config import BatchingConfig, KernelConfig, OptionError
-from qlinear_service.errors import BuildError, OutOfDeviceMemory
+from qlinear_service.errors import BuildError, ConfigError, OutOfDeviceMemory
 from qlinear_service.gpu import direct
 from qlinear_service.gpu.engine import STAGES, GpuEngine
 from qlinear_service.gpu.streams import CudaStreams
@@ -136,6 +136,8 @@ class Chosen:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.engine = object.__new__(GpuEngine)
         self.engine.sees_slab = True
+        self.kept: list[int] = []
+        patch.setattr(GpuEngine, "keep", lambda _, stages: self.kept.append(stages))
         self.gpu: Any = object.__new__(CudaStreams)
         self.gpu.kernels = SimpleNamespace(library="the library")
         self.known: list[object] = []
@@ -149,9 +151,12 @@ class Chosen:
         self.stages = stages
         return self.engine
 
-    def of(self, dispatcher: str, *, transfers: str = "auto", **held: Any) -> tuple[object, int]:
+    def of(
+        self, dispatcher: str, *, transfers: str = "auto", most: int = 0, **held: Any
+    ) -> tuple[object, int]:
         made, nothing = replace(loaded(self.gpu), **held), cast(Any, None)
-        asked = config() if dispatcher == "default" else config(dispatcher=dispatcher)
+        batching = {} if dispatcher == "default" else {"dispatcher": dispatcher}
+        asked = config(max_batches_in_flight=most, **batching)
         asked = replace(asked, kernels=replace(asked.kernels, transfers=transfers))
         found = runners.new_batching(
             made, asked, nothing, nothing, clock=time.monotonic, metrics=nothing
@@ -170,15 +175,15 @@ def test_one_gpu_has_the_native_dispatcher_unless_told_otherwise(
     assert made.of(dispatcher) == (chosen, direct.STAGES if chosen == "native" else STAGES)
 
 
-@pytest.mark.parametrize("dispatcher", ["auto", "native"])
-def test_cpus_and_several_gpus_have_pythons_queue(
-    dispatcher: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cpus_and_several_gpus_have_pythons_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Chosen(monkeypatch)
     replica = Replica("cuda:0", made.gpu, LAYERS)
-    assert made.of(dispatcher, gpu=None) == ("python", STAGES)
-    assert made.of(dispatcher, gpu=FakeGpu()) == ("python", STAGES), "one made of several"
-    assert made.of(dispatcher, replicas=(replica, replica)) == ("python", STAGES)
+    # One made of several is FakeGpu.
+    for held in ({"gpu": None}, {"gpu": FakeGpu()}, {"replicas": (replica, replica)}):
+        assert made.of("auto", **held) == ("python", STAGES)
+        assert made.of("python", **held) == ("python", STAGES)
+        with pytest.raises(ConfigError, match="native, which is for one GPU; expected auto or pyt"):
+            made.of("native", **held)
     assert made.known == [], "there is nothing to ask the library for"
 
 
@@ -188,7 +193,11 @@ def test_kernels_that_do_not_see_the_slab_leave_python_its_queue(
     made = Chosen(monkeypatch)
     made.engine.sees_slab = False
     assert made.of("auto")[0] == "python"
+    assert made.kept.pop() == STAGES, "no batch more in flight than Python's queue wants"
+    assert made.of("auto", most=7)[0] == "python"
+    assert made.kept.pop() == 7, "so many were asked for"
     assert made.of("native")[0] == "native", "it was asked for"
+    assert made.kept == []
     assert made.of("auto", transfers="pinned") == ("python", STAGES), "no batch more in flight"
     assert made.of("native", transfers="pinned") == ("native", direct.STAGES)
 

@@ -5,6 +5,7 @@ installed; their flags are their own (`qlinear bench service --help`).
 """
 
 import argparse
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -65,10 +66,25 @@ def run(args: argparse.Namespace) -> int:
             f"{script} does not exist: benchmarks come with the source checkout, "
             "not with the installed package"
         )
-    # Its own process, because what was imported and allocated here would be measured with it.
-    process = subprocess.Popen([sys.executable, str(script), *args.words])
     try:
-        return process.wait()
-    except KeyboardInterrupt:  # the terminal sent it to both
-        process.wait()
+        process = _started(args.what, args.words)
+        try:
+            return process.wait()
+        except KeyboardInterrupt:  # the terminal sent it to both
+            process.wait()
+            raise
+    except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _started(what: str, words: list[str]) -> "subprocess.Popen[bytes]":
+    """Start a benchmark, which says itself that Ctrl-C has ended it.
+
+    Its own process, because what was imported and allocated here would be measured with it.
+    """
+    # Ctrl-C waits in the new process until that can say so, and here until it is there.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return subprocess.Popen([sys.executable, str(FOLDER), what, *words])
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

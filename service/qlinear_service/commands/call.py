@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="dtype of the results (default: that of the activations)",
     )
     parser.add_argument(
-        "--timeout", type=float, default=5.0, metavar="S", help="seconds to wait (default: 5)"
+        "--timeout", type=float, default=5.0, metavar="SECONDS", help="to wait (default: 5)"
     )
 
 

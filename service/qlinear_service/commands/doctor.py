@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import sys
+from typing import Any
 
 from qlinear_service import __version__
 from qlinear_service.config import AUTO, ServerConfig
@@ -20,6 +21,9 @@ __all__ = ["add_arguments", "run"]
 
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "::": "[::1]"}
 """What one calls to reach a server that listens everywhere."""
+
+
+MOST_SECONDS = 3600
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='which health: "" or readiness (wants calls), liveness, startup [""]',
     )
     health.add_argument(
-        "--timeout", type=float, default=5.0, metavar="S", help="seconds to wait [5]"
+        "--timeout", type=float, default=5.0, metavar="SECONDS", help="how long to wait [5]"
     )
 
 
@@ -107,7 +111,35 @@ def _address(config: ServerConfig) -> str:
     return f"{ANY_ADDRESS.get(config.host, config.host)}:{config.port}"
 
 
+def _why_no_health(error: Any, target: str, service: str) -> str:
+    """Return in one sentence why a server's health is not known.
+
+    Args:
+        error: a grpc.RpcError.
+        target: what was asked; an address that cannot be one is what is told.
+        service: which health of it.
+    """
+    # Not before something is wrong: the client imports numpy.
+    from qlinear_client import CallError
+    from qlinear_client._targets import checked_target, plain_words
+
+    try:
+        checked_target(target)
+    except CallError as impossible:
+        return impossible.message
+    name, details = error.code().name, plain_words(error.details())
+    if name == "NOT_FOUND":
+        details = f"the server has no health called {service!r}; expected liveness, startup or "
+        details += "readiness"
+    if name == "UNIMPLEMENTED":
+        details = "what answers there has no health; is it a qlinear server?"
+    return f"{target}: {name}: {details}"
+
+
 def _ask_health(args: argparse.Namespace, target: str) -> int:
+    if not 0 < args.timeout <= MOST_SECONDS:
+        given = f"{args.timeout:g}; expected seconds above 0, {MOST_SECONDS} at most"
+        raise ConfigError(f"--timeout is {given}")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters is said below
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
@@ -120,11 +152,7 @@ def _ask_health(args: argparse.Namespace, target: str) -> int:
                 health_pb2.HealthCheckRequest(service=args.service), timeout=args.timeout
             )
     except grpc.RpcError as error:
-        code, details = error.code(), error.details()
-        if code is grpc.StatusCode.NOT_FOUND:
-            known = "expected liveness, startup or readiness"
-            details = f"the server has no health called {args.service!r}; {known}"
-        raise QlinearError(f"{target}: {code.name}: {details}") from error
+        raise QlinearError(_why_no_health(error, target, args.service)) from error
     status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
     if args.json:
         print(json.dumps({"target": target, "service": args.service, "status": status}))

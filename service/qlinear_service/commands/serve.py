@@ -10,7 +10,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from qlinear_service.config import ServiceConfig
+from qlinear_service.config import OptionError, ServiceConfig
 from qlinear_service.config_sources import (
     add_flags,
     flag_values,
@@ -81,7 +81,10 @@ def _serve(path: Path, config: ServiceConfig) -> int:
         event(logger, level, "device", name=device, why=choice.why)
         return load(path, choice.config, stop)
 
-    config = replace(config, kernels=choice.config)
+    try:
+        config = replace(config, kernels=choice.config)
+    except OptionError as error:
+        raise ConfigError(f"{error} (device is {config.kernels.device}: {choice.why})") from None
     announce = functools.partial(print, flush=True)
     tracer = _tracer(config.tracing)
     try:

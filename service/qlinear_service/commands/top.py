@@ -30,9 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the server's metrics port, HOST:PORT or http://HOST:PORT [%(default)s]",
     )
     parser.add_argument(
-        "--interval", type=float, default=2.0, metavar="S", help="seconds between looks [2]"
+        "--interval", type=float, default=2.0, metavar="SECONDS", help="between looks [2]"
     )
-    parser.add_argument("--timeout", type=float, default=5.0, metavar="S", help="of a look [5]")
+    parser.add_argument(
+        "--timeout", type=float, default=5.0, metavar="SECONDS", help="of a look [5]"
+    )
     parser.add_argument("--once", action="store_true", help="print once and end")
     parser.add_argument("--json", action="store_true", help="print JSON, one document a line")
 

@@ -12,14 +12,12 @@ import queue
 import threading
 import time
 
-import torch
-
 from qlinear_service.batching import Batch
-from qlinear_service.engine import QUICK_SECONDS, gather_rows, part_rows, split_rows
+from qlinear_service.engine import QUICK_SECONDS, split_rows
 from qlinear_service.errors import ActivationsGone, EngineLost
 from qlinear_service.gpu.express import Trip
 from qlinear_service.gpu.job import Job
-from qlinear_service.gpu.stages import LARGE_COPY_BYTES, Stage, StagePool
+from qlinear_service.gpu.stages import Stage, StagePool
 from qlinear_service.gpu.streams import Device
 from qlinear_service.gpu.ways import AUTO, PINNED, Batched, Way, way_of
 from qlinear_service.layers import LayerRegistry
@@ -98,6 +96,16 @@ class GpuEngine:
         ]
         for thread in self._threads:
             thread.start()
+
+    def keep(self, stages: int) -> None:
+        """Have only so many batches in flight, for who has not begun to compute.
+
+        Args:
+            stages: at most as many as there are; buffers beyond them are let go of.
+        """
+        self._stages.drop(self.most_in_flight - stages)
+        self.stage_count -= self.most_in_flight - stages
+        self.most_in_flight = stages
 
     async def run(self, batch: Batch) -> BatchResult:
         """Return the result rows of each part.
@@ -207,7 +215,7 @@ class GpuEngine:
             parts.append(rows)
         if not way.gather:
             started = time.perf_counter_ns()
-            self._gather(job, stage.x.host[: job.x_bytes])
+            job.gather(self._slab, stage.x.host[: job.x_bytes])
             job.gather_nanoseconds = time.perf_counter_ns() - started
         trip = Trip(
             layer=job.layer, stage=stage, parts=parts, rows=batch.rows,
@@ -225,26 +233,9 @@ class GpuEngine:
             job.batch.rows,
             job.y_bytes,
             can_gather=can_gather,
-            can_scatter=lambda: can_scatter and self._has_room_in_slots(job),
+            can_scatter=lambda: can_scatter and job.has_room_in(self._slab),
         )
         return way_of(batched, self._mode)
-
-    def _has_room_in_slots(self, job: Job) -> bool:
-        """Say whether each result may take the place of the activations it was made of."""
-        fits, row_bytes = self._slab.room_for_result, job.y_row_bytes
-        return all(
-            rows == item.rows and fits(item.slot, rows * row_bytes)
-            for item, _, rows in job.batch.parts
-        )
-
-    def _gather(self, job: Job, into: torch.Tensor) -> None:
-        """Copy the rows of all parts into `into`."""
-        parts = job.batch.parts
-        if len(parts) == 1 and job.x_bytes >= LARGE_COPY_BYTES:
-            rows = part_rows(self._slab, parts[0], job.x_row_bytes)
-            into.copy_(torch.frombuffer(rows, dtype=torch.uint8))
-        else:
-            gather_rows(self._slab, job.batch, job.x_row_bytes, into.numpy().data.cast("B"))
 
     def _complete(self, job: Job) -> None:
         """Wait for a batch, copy its results out of the stage, and give that back."""

@@ -5,11 +5,15 @@ import contextlib
 import functools
 from typing import Any
 
+import torch
+
 from qlinear_service.batching import Batch
+from qlinear_service.engine import gather_rows, part_rows
 from qlinear_service.gpu.express import row_stride
-from qlinear_service.gpu.stages import Stage
+from qlinear_service.gpu.stages import LARGE_COPY_BYTES, Stage
 from qlinear_service.layers import QuantizedLinear
 from qlinear_service.results import BatchResult
+from qlinear_service.slots import Slab
 
 __all__ = ["Job"]
 
@@ -42,6 +46,23 @@ class Job:
         self.x_room_bytes = batch.rows * row_stride(spec.k) * key.x_dtype.itemsize
         """What x takes on the device at most."""
         self.y_bytes = batch.rows * self.y_row_bytes
+
+    def has_room_in(self, slab: Slab) -> bool:
+        """Say whether each result may take the place of the activations it was made of."""
+        fits, row_bytes = slab.room_for_result, self.y_row_bytes
+        return all(
+            rows == item.rows and fits(item.slot, rows * row_bytes)
+            for item, _, rows in self.batch.parts
+        )
+
+    def gather(self, slab: Slab, into: torch.Tensor) -> None:
+        """Copy the rows of all parts from `slab` into `into`, uint8 [x_bytes]."""
+        parts = self.batch.parts
+        if len(parts) == 1 and self.x_bytes >= LARGE_COPY_BYTES:
+            rows = part_rows(slab, parts[0], self.x_row_bytes)
+            into.copy_(torch.frombuffer(rows, dtype=torch.uint8))
+        else:
+            gather_rows(slab, self.batch, self.x_row_bytes, into.numpy().data.cast("B"))
 
     def settle(self, outcome: BatchResult | BaseException) -> None:
         """Tell whoever waits, from any thread."""

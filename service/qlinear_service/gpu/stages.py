@@ -162,6 +162,15 @@ class StagePool:
             self._free.append(stage)
         return None
 
+    def drop(self, count: int) -> None:
+        """Let go of so many stages that nobody uses.
+
+        Raises:
+            IndexError: there are not so many.
+        """
+        for _ in range(count):
+            self._free.pop().drop()
+
     def give_back(self, stage: Stage) -> None:
         """Let the next batch have `stage`; nothing touches its buffers any more."""
         self._free.append(stage)

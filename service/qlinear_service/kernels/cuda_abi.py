@@ -47,6 +47,7 @@ class Status(IntEnum):
     BAD_PLAN = 11
     WORKSPACE = 12
     CUDA_ERROR = 13
+    BAD_DESCRIPTION = 14
 
 
 class CudaFlag(IntFlag):
@@ -121,6 +122,7 @@ class CudaBatch(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("x_host", "y_host", "in_stream", "out_stream")),
         *((name, ctypes.c_void_p) for name in ("in_start", "in_stop", "out_start", "out_stop")),
         ("launch", CudaLaunch),
+        *((name, ctypes.c_int32) for name in ("copies_parts", "reserved")),
     ]
 
 
@@ -145,6 +147,7 @@ PLANNER_FUNCTIONS: Functions = {
         ctypes.c_int,
         (_LINEAR, _DEVICE, _PLAN, ctypes.POINTER(ctypes.c_char_p)),
     ),
+    "ql_status_text": (ctypes.c_char_p, (ctypes.c_int,)),
 }
 """What the CPU library holds, too: planning needs no GPU."""
 
@@ -194,7 +197,6 @@ FUNCTIONS: Functions = {
     "ql_cuda_plan_bytes": (ctypes.c_int, ()),
     "ql_cuda_launch_bytes": (ctypes.c_int, ()),
     "ql_cuda_batch_bytes": (ctypes.c_int, ()),
-    "ql_status_text": (ctypes.c_char_p, (ctypes.c_int,)),
     "ql_layout_version": (ctypes.c_int, ()),
     "ql_linear_params_bytes": (ctypes.c_int, ()),
     "ql_gather_params_bytes": (ctypes.c_int, ()),

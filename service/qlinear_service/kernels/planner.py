@@ -48,13 +48,13 @@ class Planner:
         It takes the first of the least microseconds.
 
         Raises:
-            ValueError: the library knows no such problem.
+            ValueError: the library knows no such problem, or no GPU is as `device` says.
         """
         count = ctypes.c_int64()
         ask = self._library.ql_cuda_plan_candidates
-        self._check(ask(params, device, flags, 0, None, None, count), params)
+        self._check(ask(params, device, flags, 0, None, None, count), params, device)
         plans, times = (CudaPlan * count.value)(), (ctypes.c_double * count.value)()
-        self._check(ask(params, device, flags, count.value, plans, times, count), params)
+        self._check(ask(params, device, flags, count.value, plans, times, count), params, device)
         return [Candidate(*pair) for pair in zip(times, plans, strict=True)]
 
     def choice(
@@ -63,11 +63,12 @@ class Planner:
         """Return what the planner takes.
 
         Raises:
-            ValueError: the library knows no such problem, or no plan for it can run.
+            ValueError: as `candidates`, or no plan for it can run.
         """
         found = self.candidates(params, device, flags)
         if not found:
-            raise ValueError(f"{_words(params)}: no plan can run on {device.name.decode()!r}")
+            why = "too little shared memory or too many tiles"
+            raise ValueError(f"{_words(params, device)}: none can run, for {why}")
         return min(found, key=lambda candidate: candidate.microseconds)
 
     def complete(self, params: LinearParams, device: CudaDevice, plan: CudaPlan) -> str:
@@ -76,11 +77,12 @@ class Planner:
         status = self._library.ql_cuda_complete_plan(params, device, plan, fault)
         if status == Status.OK:
             return ""
-        return (fault.value or f"status {status}".encode()).decode()
+        return (fault.value or self._library.ql_status_text(status)).decode()
 
-    def _check(self, status: int, params: LinearParams) -> None:
+    def _check(self, status: int, params: LinearParams, device: CudaDevice) -> None:
         if status != Status.OK:
-            raise ValueError(f"{_words(params)} is no problem for the kernels (status {status})")
+            text = self._library.ql_status_text(status).decode()
+            raise ValueError(f"{_words(params, device)}: {text} (status {status})")
 
 
 def problem(
@@ -111,5 +113,6 @@ def load_planner(cache_dir: Path) -> Planner:
         raise error
 
 
-def _words(params: LinearParams) -> str:
-    return f"m={params.m} n={params.n} k={params.k} bits={params.bits} g={params.group_size}"
+def _words(params: LinearParams, device: CudaDevice) -> str:
+    sizes = f"m={params.m} n={params.n} k={params.k} bits={params.bits} g={params.group_size}"
+    return f"no plan for {sizes} on {device.name.decode()!r}"

@@ -24,27 +24,34 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--concurrency",
         type=_count,
         default=DEFAULT_CONCURRENCY,
-        metavar="N",
-        help="closed loop: N callers that each wait for their answer (default: %(default)s)",
+        metavar="CALLERS",
+        help="closed loop: so many that each wait for their answer (default: %(default)s)",
     )
     loop.add_argument(
         "--rate",
         type=_positive,
-        metavar="R",
-        help="open loop: R calls/s fall due at random (Poisson), however slow the server is",
+        metavar="CALLS/S",
+        help="open loop: so many calls a second fall due at random (Poisson), however slow the "
+        "server is",
     )
     add("--layer", action="append", metavar="NAME", help="repeat for several (default: all)")
-    add("--rows", type=_list_of(_count), default=[1], metavar="M,M", help="of a call (default: 1)")
+    add(
+        "--rows",
+        type=_list_of(_count),
+        default=[1],
+        metavar="ROWS,ROWS",
+        help="of a call (default: 1)",
+    )
     add(
         "--dtype",
         type=_list_of(_dtype),
         default=["float16"],
-        metavar="D,D",
+        metavar="DTYPE,DTYPE",
         help="of the activations (default: float16)",
     )
-    add("--duration", type=_positive, default=10.0, metavar="S", help="seconds (default: 10)")
-    add("--warmup", type=_seconds, default=1.0, metavar="S", help="not counted (default: 1)")
-    add("--timeout", type=_positive, default=5.0, metavar="S", help="of a call (default: 5)")
+    add("--duration", type=_positive, default=10.0, metavar="SECONDS", help="(default: 10)")
+    add("--warmup", type=_seconds, default=1.0, metavar="SECONDS", help="not counted (default: 1)")
+    add("--timeout", type=_positive, default=5.0, metavar="SECONDS", help="of a call (default: 5)")
     add(
         "--transport",
         choices=["auto", "unary", "stream"],
@@ -56,7 +63,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--max-in-flight",
         type=_count,
         default=1024,
-        metavar="N",
+        metavar="CALLS",
         help="open loop: calls due beyond that are not sent, and reported (default: 1024)",
     )
     _add_verdict_flags(parser)
@@ -75,7 +82,7 @@ def _add_verdict_flags(parser: argparse.ArgumentParser) -> None:
         "--check-samples",
         type=_whole,
         default=200,
-        metavar="N",
+        metavar="ANSWERS",
         help="answers to keep and check (default: 200; 0: none)",
     )
     add("--fail-on-error", action="store_true", help="exit 1 if any call failed or was not sent")
