@@ -30,6 +30,9 @@ FITTED = (4, 32)
 
 STEPS = ("hand_in", "start", "end", "take_out")
 THREADS = (1, 2)
+TIMES = ("send", "end", "product", "in_row", "out_row", "moving")
+"""Of the host and the device of a timeline; --help says what they are."""
+
 LOADS = (0.5, 1.0, 2.0)
 MICROSECOND = 1e-6
 
@@ -37,10 +40,7 @@ MICROSECOND = 1e-6
 class Device(ctypes.Structure):
     """Mirror of bench_device in dispatcher.cpp, seconds; `in_turn` is 0 or 1."""
 
-    _fields_ = [
-        (name, ctypes.c_double)
-        for name in ("send", "end", "product", "in_row", "out_row", "moving", "in_turn")
-    ]
+    _fields_ = [(name, ctypes.c_double) for name in (*TIMES, "in_turn")]
 
 
 class Own(ctypes.Structure):
@@ -191,8 +191,7 @@ def print_report(out: Any, report: dict[str, Any]) -> None:
 def main(words: Sequence[str] | None = None) -> None:
     """Measure and print."""
     args = read(words)
-    names = [name for name, _ in Device._fields_ if name != "in_turn"]
-    times = {name: getattr(args, name) for name in names}
+    times = {name: getattr(args, name) for name in TIMES}
     device = Device(**{name: MICROSECOND * took for name, took in times.items()})
     device.in_turn = args.in_turn
     others, begun = Others(), time.process_time()

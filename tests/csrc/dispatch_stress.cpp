@@ -304,27 +304,36 @@ void lone_calls(int spins, bool starts_lone) {
   require(ql_dispatch_stop(bench.dispatch, 10) == 1, "it ends");
 }
 
-// More ends than the ring of completions holds before anybody looks: nothing is lost, all in order.
+// More ends than the ring of completions holds before anybody looks, and more while somebody does:
+// nothing is lost, and all is told in order.
 void unread(int spins) {
-  constexpr uint32_t kMany = 70'000;
+  constexpr uint32_t kMany = 70'000, kUnread = 68'000;
   Bench bench(spins, true);
+  uint64_t told = 0, batches = 0;
+  const auto look = [&](int64_t most) {
+    ql_completion ended[100];
+    const int64_t count = ql_dispatch_drain(bench.dispatch, ended, most);
+    for (int64_t i = 0; i < count; ++i) {
+      if (ended[i].kind == QL_BATCH_DONE) require(ended[i].batch == ++batches, "batch by batch");
+      if (ended[i].kind == QL_ITEM_DONE) require(ended[i].sequence == ++told, "item by item");
+    }
+    return count > 0;
+  };
+  const int64_t* left = ql_dispatch_rows_left(bench.dispatch);
+  const auto wait_for = [&](int64_t rows) {
+    while (__atomic_load_n(&left[kLayers], __ATOMIC_ACQUIRE) < rows) std::this_thread::yield();
+  };
   for (uint32_t i = 0; i < kMany; ++i) {
     ql_descriptor item = one_row(i);
     item.enqueued_at += 1000;  // it does not grow too old
     item.slot = 0;
     ql_dispatch_submit(bench.dispatch, &item, 1);
+    if (i + 1 == kUnread) wait_for(kUnread);
+    if (i >= kUnread) look(10);
   }
-  const int64_t* left = ql_dispatch_rows_left(bench.dispatch);
-  while (__atomic_load_n(&left[kLayers], __ATOMIC_ACQUIRE) < kMany) std::this_thread::yield();
+  wait_for(kMany);
   require(ql_dispatch_stop(bench.dispatch, 10) == 1, "it ends");
-  uint64_t told = 0, batches = 0;
-  ql_completion ended[100];
-  while (const int64_t count = ql_dispatch_drain(bench.dispatch, ended, 100)) {
-    for (int64_t i = 0; i < count; ++i) {
-      if (ended[i].kind == QL_BATCH_DONE) require(ended[i].batch == ++batches, "batch by batch");
-      if (ended[i].kind == QL_ITEM_DONE) require(ended[i].sequence == ++told, "item by item");
-    }
-  }
+  while (look(100)) continue;
   require(told == kMany, "all are told of");
 }
 

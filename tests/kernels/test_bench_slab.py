@@ -121,3 +121,18 @@ def test_products_leave_multiprocessors_alone_and_rows_may_go_first(
         assert made._direct.native._options.row_blocks == row_blocks
         assert [stream.priority for stream in made._gpu.in_order] == [-1, 0, -1]
         made.close()
+
+
+@pytest.mark.parametrize(
+    ("cores", "spinning", "spins"), [(False, 2, 0), (True, 1, 1), (True, 2, 2)]
+)
+def test_threads_spin_where_there_are_cores_enough(
+    loaded: Loaded, tmp_path: Path, cores: bool, spinning: int, spins: int
+) -> None:
+    assert isinstance(loaded.gpu, CudaStreams)
+    loaded.gpu.spins = cores
+    made = NativeFeed(loaded, tmp_path, variant=Variant(2, spinning=spinning), most_slots=8)
+    assert made._direct.native._options.spins == spins
+    found = made.run(rate=0, seconds=0.02)
+    assert found.answered == found.offered > 0
+    made.close()
