@@ -204,10 +204,11 @@ def parser() -> argparse.ArgumentParser:
         type=Variant.read,
         nargs="+",
         default=(STANDARD,),
-        metavar="STAGES[:SPARE][:urgent][:BLOCKS]",
+        metavar="STAGES[:SPARE][:urgent][:BLOCKS][:two]",
         help="of a GPU: batches in flight, multiprocessors that products leave to the kernels that "
         "move rows [0], whether those go first, how many blocks they have [SPARE; 0: as many as "
-        "they take] [as the server]",
+        "they take], whether two threads spin, one to send batches and one to see how they end "
+        "[as the server]",
     )
     made.add_argument(
         "--shapes",

@@ -52,20 +52,25 @@ class Variant(NamedTuple):
     blocks: int | None = None
     """Of those kernels, both together, unless a batch is alone; 0: as many as they take; None: as
     many as multiprocessors are left to them."""
+    spinning: int = direct.SPINNING
+    """Threads: who sends batches sees how they end, or two share that."""
 
     @classmethod
     def read(cls, text: str) -> "Variant":
-        """Return what "STAGES[:SPARE][:urgent][:BLOCKS]" says."""
-        found = re.fullmatch(r"(\d+)(?::(\d+))?(:urgent)?(?::(\d+))?", text)
+        """Return what "STAGES[:SPARE][:urgent][:BLOCKS][:two]" says."""
+        found = re.fullmatch(r"(\d+)(?::(\d+))?(:urgent)?(?::(\d+))?(:two)?", text)
         if found is None:
-            raise ValueError(f"{text!r} is no variant; expected STAGES[:SPARE][:urgent][:BLOCKS]")
-        stages, spare, urgent, blocks = found.groups()
+            form = "STAGES[:SPARE][:urgent][:BLOCKS][:two]"
+            raise ValueError(f"{text!r} is no variant; expected {form}")
+        stages, spare, urgent, blocks, two = found.groups()
         told = None if blocks is None else int(blocks)
-        return cls(int(stages), int(spare or 0), urgent is not None, told)
+        spinning = 1 if two is None else 2
+        return cls(int(stages), int(spare or 0), urgent is not None, told, spinning)
 
     def __str__(self) -> str:
         blocks = "" if self.blocks is None else f":{self.blocks}"
-        return f"{self.stages}:{self.spare}" + ":urgent" * self.urgent_rows + blocks
+        two = ":two" * (self.spinning == 2)
+        return f"{self.stages}:{self.spare}" + ":urgent" * self.urgent_rows + blocks + two
 
 
 STANDARD = Variant(direct.STAGES, direct.SPARE)
@@ -154,6 +159,7 @@ class NativeFeed:
             most_running=variant.stages,
             spare=variant.spare,
             row_blocks=variant.blocks,
+            spinning=variant.spinning,
         )
         self._direct.teach(self._layer, DType.F16, DType.F16)
         self._gpu = loaded.gpu

@@ -1,5 +1,5 @@
-// The dispatcher: what waits for which layer, which of it is computed together, and the thread that
-// sends batches to a device and tells how they ended. Plain C; the mirror stands in
+// The dispatcher: what waits for which layer, which of it is computed together, and what sends
+// batches to a device and tells how they ended. Plain C; the mirror stands in
 // dispatch/abi.py. One producer hands in descriptors, one consumer takes completions; times are
 // seconds of the monotonic clock.
 #pragma once
@@ -104,12 +104,13 @@ typedef struct ql_dispatch_options {
   int32_t most_running;      // batches with the device at a time
   int32_t most_chained;      // beyond that, for more layers of the same calls
   int32_t table_rows;        // most rows of a batch that goes to the device itself
-  int32_t spins;             // 1: there are cores enough to keep one busy while batches run
+  int32_t spins;             // threads that keep a core busy while batches run: 1 sends them and
+                             // sees how they end, or 2 share that; 0: two that sleep meanwhile
   int32_t starts_lone;       // 1: whoever hands in a call while nothing runs starts it
   int32_t done_fd;           // an eventfd that is written to when completions wait; -1: none
   int32_t row_blocks;        // of the kernels that move rows, both together, of a batch that is not
                              // alone; 0: as many as they take
-  double idle_spin_seconds;  // with `spins`: how long it looks for more before it sleeps
+  double idle_spin_seconds;  // with `spins`: how long they look for more before they sleep
   char* slab;
   int64_t slot_unit_bytes;
   void *in_stream, *out_stream;
@@ -149,7 +150,7 @@ typedef struct ql_completion {
 // part and the stages themselves.
 ql_dispatch* ql_dispatch_new(const ql_dispatch_options* options);
 
-// Ends the thread after what runs, at most so many seconds later; 0: it does not end, and nothing
+// Ends the threads after what runs, at most so many seconds later; 0: it does not end, and nothing
 // may be freed.
 int ql_dispatch_stop(ql_dispatch* dispatch, double seconds);
 void ql_dispatch_free(ql_dispatch* dispatch);  // after a stop

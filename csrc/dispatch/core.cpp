@@ -1,7 +1,5 @@
-// The lock, the thread and the two rings. See docs/decisions/0011-native-dispatch.md.
+// The two rings, and what callers ask. See docs/decisions/0011-native-dispatch.md.
 #include "dispatch/core.h"
-
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -9,27 +7,14 @@
 namespace qlinear::dispatch {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr size_t kRingItems = 1 << 16;
 constexpr size_t kTakenAtOnce = 256;
 constexpr size_t kDroppedAtOnce = 4096;
-constexpr int kPauses = 32;  // some tenths of a microsecond in which others get the lock
-constexpr double kLongestRest = 3600;
-
-void pause() {
-  for (int i = 0; i < kPauses; ++i) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-  }
-}
 
 }  // namespace
 
 double monotonic_seconds() {
+  using Clock = std::chrono::steady_clock;
   return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
 }
 
@@ -39,45 +24,32 @@ Core::Core(const ql_dispatch_options& options)
       sender_(options),
       arriving_(kRingItems),
       ended_(kRingItems),
-      rows_left_(static_cast<size_t>(options.queue.layers_count) + 1) {
+      rows_left_(static_cast<size_t>(options.queue.layers_count) + 1),
+      call_(kTakenAtOnce) {
   queue_.on_leave_to = this;
   queue_.on_leave = [](void* to, uint32_t layer, int64_t rows) {
+    // Under the lock, so nobody else adds to them.
     auto& left = static_cast<Core*>(to)->rows_left_;
-    left[layer].fetch_add(rows, std::memory_order_relaxed);
-    left.back().fetch_add(rows, std::memory_order_release);
+    const auto add = [rows](std::atomic<int64_t>& sum) {
+      sum.store(sum.load(std::memory_order_relaxed) + rows, std::memory_order_release);
+    };
+    add(left[layer]);
+    add(left.back());
   };
-}
-
-void Core::start() {
-  const Lock lock(mutex_);
-  threads_.emplace_back([this] { work(); });
-  if (!options_.spins) threads_.emplace_back([this] { work_asleep(); });
-}
-
-bool Core::stop(double seconds) {
-  Lock lock(mutex_);
-  is_stopping_ = true;
-  changed_.notify_all();
-  const auto end = std::chrono::duration<double>(seconds);
-  if (!changed_.wait_for(lock, end, [this] { return threads_ended_ == threads_.size(); })) {
-    return false;
-  }
-  lock.unlock();
-  for (std::thread& thread : threads_) {
-    if (thread.joinable()) thread.join();
-  }
-  return true;
 }
 
 void Core::submit(const ql_descriptor* items, int64_t count) {
   if (!arriving_.push(items, static_cast<size_t>(count))) {
-    const Lock lock(mutex_);
+    const Lock lock = locked();
     take_in();
     arriving_.push(items, static_cast<size_t>(count));  // no call has more layers than the ring
   }
   if (options_.starts_lone && is_idle_.load(std::memory_order_acquire) && mutex_.try_lock()) {
-    const Lock lock(mutex_, std::adopt_lock);
-    if (running_ == 0) pump(monotonic_seconds());
+    Lock lock(mutex_, std::adopt_lock);
+    if (running_ == 0) {
+      pump(lock, monotonic_seconds());
+      if (queue_.rows() == 0) return;  // there is nothing left to wake anybody for
+    }
   }
   wake();
 }
@@ -89,7 +61,7 @@ int64_t Core::drain(ql_completion* out, int64_t capacity) {
   if (count == most || !has_spilled_.load(std::memory_order_acquire)) {
     return static_cast<int64_t>(count);
   }
-  const Lock lock(mutex_);
+  const Lock lock = locked();
   count += ended_.pop(out + count, most - count);
   while (count < most && !spilled_.empty()) {
     out[count++] = spilled_.front();
@@ -100,135 +72,78 @@ int64_t Core::drain(ql_completion* out, int64_t capacity) {
 }
 
 bool Core::cancel(uint64_t sequence) {
-  const Lock lock(mutex_);
+  const Lock lock = locked();
   take_in();
   if (!queue_.cancel(sequence)) return false;
-  const auto item = items_.find(sequence);
-  if (item->second.running > 0) return false;
-  items_.erase(item);
+  Entry* entry = queue_.find(sequence);
+  if (entry->running > 0) return false;
+  queue_.release(entry);
   return true;
 }
 
 bool Core::has_begun(uint64_t sequence) {
-  const Lock lock(mutex_);
+  const Lock lock = locked();
   take_in();
   return queue_.has_begun(sequence);
 }
 
 void Core::host_done(uint64_t number) {
-  {
-    const Lock lock(mutex_);
-    const auto found = hosted_.find(number);
-    if (found == hosted_.end()) return;
-    const std::unique_ptr<Running> running = std::move(found->second);
-    hosted_.erase(found);
-    if (running->has_failed) is_paused_ = false;
-    if (running->stage != nullptr) sender_.give_back(running->stage);
-    for (const Part& part : running->batch.parts) leave(part.item.sequence);
-    is_idle_.store(--running_ == 0, std::memory_order_release);
-    tell();
-  }
-  wake();
+  const Lock lock = locked();
+  const auto found = hosted_.find(number);
+  if (found == hosted_.end()) return;
+  RunningPtr running = std::move(found->second);
+  hosted_.erase(found);
+  if (running->has_failed) --faults_;
+  if (running->stage != nullptr) sender_.give_back(running->stage);
+  for (const Part& part : running->batch.parts) leave(part.entry);
+  spare_.push_back(std::move(running));
+  set_running(running_ - 1);
+  publish();
+  changed();
+  tell();
 }
 
 void Core::add_plan(int32_t form, int x_dtype, int y_dtype, int64_t rows,
                     const ql_cuda_plan& plan) {
-  const Lock lock(mutex_);
+  const Lock lock = locked();
   sender_.add_plan(form, x_dtype, y_dtype, rows, plan);
 }
 
 const char* Core::error_text() {
-  const Lock lock(mutex_);
+  const Lock lock = locked();
   told_error_text_ = error_text_;
   return told_error_text_.c_str();
 }
 
-void Core::work() {
-  Lock lock(mutex_);
-  double idle_since = monotonic_seconds();
-  while (!is_stopping_ || !sent_.empty()) {
-    const double now = monotonic_seconds();
-    const bool has_moved = pump(now);
-    const bool watches = options_.spins && !sent_.empty();
-    if (watches) watch(lock);
-    if (has_moved || watches) {
-      idle_since = now;
-    } else {
-      rest(lock, idle_since);
-    }
-  }
-  ++threads_ended_;
-  changed_.notify_all();
+bool Core::start_one() {
+  Lock lock = locked();
+  return pump(lock, monotonic_seconds());
 }
 
-// Where no thread spins: waits for batches, so that the other one can see to what comes and
-// expires.
-void Core::work_asleep() {
-  Lock lock(mutex_);
-  while (true) {
-    changed_.wait(lock, [this] { return is_stopping_ || !sent_.empty(); });
-    if (sent_.empty()) break;
-    watch(lock);
-    changed_.notify_all();
-  }
-  ++threads_ended_;
-  changed_.notify_all();
+bool Core::end_one() {
+  Lock lock = locked();
+  return watch(lock);
 }
 
-// Looks after the oldest batch on the device. Nobody else takes it from there, so the lock is not
-// held meanwhile.
-void Core::watch(Lock& lock) {
-  const Stage& stage = *sent_.front()->stage;
-  int64_t took[3] = {};
-  bool done = false;
-  lock.unlock();
-  const int status = sender_.wait(stage, options_.spins ? 0 : -1, done, took);
-  lock.lock();
-  if (done || status != QL_OK) finish(status, took);
-}
-
-// Nothing can be started, and nothing is to be watched by this thread.
-void Core::rest(Lock& lock, double idle_since) {
-  const double now = monotonic_seconds();
-  double until = std::min(queue_.next_expiry(), now + kLongestRest);
-  if (queue_.rows() > 0 && running_ == 0) until = std::min(until, queue_.wait_end(now));
-  if (options_.spins && now - idle_since < options_.idle_spin_seconds) {
-    lock.unlock();
-    pause();
-    lock.lock();
-    return;
-  }
-  is_asleep_.store(true, std::memory_order_seq_cst);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (arriving_.is_empty() && (!is_stopping_ || !sent_.empty())) {
-    changed_.wait_for(lock, std::chrono::duration<double>(std::max(0.0, until - now)));
-  }
-  is_asleep_.store(false, std::memory_order_relaxed);
-}
-
-// Whatever can be done now; false: nothing could.
-bool Core::pump(double now) {
-  bool has_moved = take_in();
-  if (queue_.next_expiry() <= now) expire(now);
-  while (!is_stopping_ && start_next(now)) has_moved = true;
-  tell();
-  return has_moved;
-}
-
+// What has been handed in is the queue's; of a call that has not come in whole, nothing.
 bool Core::take_in() {
   bool has_come = false;
-  ql_descriptor items[kTakenAtOnce];
-  while (const size_t count = arriving_.pop(items, kTakenAtOnce)) {
+  while (true) {
+    if (call_.size() < call_items_ + kTakenAtOnce) call_.resize(2 * call_.size());
+    const size_t begun = call_items_;
+    const size_t count = arriving_.pop(&call_[begun], kTakenAtOnce);
+    if (count == 0) return has_come;
     has_come = true;
-    for (size_t i = 0; i < count; ++i) {
-      call_.push_back(items[i]);
-      items_[items[i].sequence].descriptor = items[i];
-      if (items[i].flags & QL_CALL_GOES_ON) continue;
-      queue_.admit(call_.data(), static_cast<int64_t>(call_.size()));
-      call_.clear();
+    const size_t end = begun + count;
+    size_t first = 0;
+    for (size_t i = begun; i < end; ++i) {
+      if (call_[i].flags & QL_CALL_GOES_ON) continue;
+      queue_.admit(&call_[first], static_cast<int64_t>(i + 1 - first));
+      first = i + 1;
     }
+    std::move(&call_[first], &call_[end], call_.data());
+    call_items_ = end - first;
   }
-  return has_come;
 }
 
 void Core::expire(double now) {
@@ -236,50 +151,27 @@ void Core::expire(double now) {
     dropped_.clear();
     queue_.expire(now, kDroppedAtOnce, dropped_);
     for (const Dropped& dropped : dropped_) {
-      const auto item = items_.find(dropped.item.sequence);
       ql_completion out = {};
-      out.sequence = dropped.item.sequence;
+      out.sequence = dropped.entry->item.sequence;
       out.kind = dropped.is_late ? QL_ITEM_LATE : QL_ITEM_OLD;
-      out.is_last = item->second.running == 0;
+      out.is_last = dropped.entry->running == 0;
       post(out);
-      if (out.is_last) items_.erase(item);
+      if (out.is_last) queue_.release(dropped.entry);
     }
   } while (dropped_.size() == kDroppedAtOnce);
+  publish();
 }
 
-bool Core::start_next(double now) {
-  if (running_ >= options_.most_running || queue_.rows() == 0) return false;
-  if (running_ == 0 && queue_.wait_end(now) > now) return false;
-  Batch batch;
-  queue_.take(now, batch);
-  start_followers(begin(std::move(batch), now), now);
-  return true;
-}
-
+// Seen once publish() was called, before the lock is given up.
 void Core::post(const ql_completion& completion) {
-  has_posted_ = true;
-  if (spilled_.empty() && ended_.push(&completion, 1)) return;
+  if (spilled_.empty() && ended_.put(completion)) return;
   spilled_.push_back(completion);
   has_spilled_.store(true, std::memory_order_release);
 }
 
-void Core::tell() {
-  if (!has_posted_) return;
-  has_posted_ = false;
-  if (options_.done_fd < 0 || is_told_.exchange(true, std::memory_order_seq_cst)) return;
-  const uint64_t one = 1;
-  if (write(options_.done_fd, &one, sizeof one) < 0) {
-    // The counter is full: the consumer will look in any case.
-  }
-}
-
-void Core::wake() {
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (!is_asleep_.load(std::memory_order_seq_cst)) return;
-  {
-    const Lock lock(mutex_);
-  }  // it is asleep, or about to look once more
-  changed_.notify_all();
+void Core::publish() {
+  ended_.publish();
+  has_posted_.store(true, std::memory_order_release);
 }
 
 }  // namespace qlinear::dispatch

@@ -1,6 +1,7 @@
-// The dispatcher: one lock around queue and device, and the thread that keeps both busy. Whoever
-// hands in a call while nothing runs may start it; all else happens on the thread. Where there are
-// no cores to spin on, a second thread sleeps until batches end.
+// The dispatcher: one lock around queue and batches, a thread that takes batches from the queue and
+// sends them, and one that looks after those on the device, unless the first does. Whoever hands in
+// a call while nothing runs may start it. The lock is held for fractions of a microsecond, never
+// while a batch is sent or waited for.
 #pragma once
 
 #include <atomic>
@@ -39,6 +40,10 @@ class Core {
   double oldest() const { return oldest_.load(std::memory_order_acquire); }
   const char* error_text();
 
+  // What the two threads do, once, for whoever has none: false if there was nothing to do.
+  bool start_one();
+  bool end_one();
+
  private:
   using Lock = std::unique_lock<std::mutex>;
 
@@ -47,33 +52,50 @@ class Core {
     uint64_t number;
     double began;
     Batch batch;
-    Stage* stage = nullptr;  // null: it is the host's from the first on
-    bool has_failed = false;
+    Stage* stage;  // null: it is the host's from the first on
+    const ql_cuda_plan* plan;
+    bool is_alone;
+    bool has_failed;
   };
-  // An item that waits or runs.
-  struct Item {
-    ql_descriptor descriptor;
-    double waited = 0;
-    int running = 0;  // its parts
-  };
+  using RunningPtr = std::unique_ptr<Running>;
 
-  void work();
-  void work_asleep();
-  void watch(Lock& lock);
+  // ---- The lock and the threads ----
+  void acquire(Lock& lock);
+  Lock locked();
+  void send_all();
+  void watch_all();
+  bool pump(Lock& lock, double now);
+  bool watch(Lock& lock);
   void rest(Lock& lock, double idle_since);
-  bool pump(double now);
-  bool take_in();
-  void expire(double now);
-  bool start_next(double now);
-  void start_followers(const Running& leader, double now);
-  const Running& begin(Batch&& batch, double now);
-  void send(std::unique_ptr<Running> running, double now);
-  void finish(int status, const int64_t took[3]);
-  void hand_over(std::unique_ptr<Running> running, int kind, int status);
-  void leave(uint64_t sequence);
-  void post(const ql_completion& completion);
+  bool may_spin(double idle_since) const;
+  template <typename Found>
+  void spin(Lock& lock, double until, Found found);
+  void sleep_watching(Lock& lock);
+  void end_thread();
+  void changed();
   void tell();
   void wake();
+
+  // ---- What becomes of items ----
+  bool take_in();
+  void expire(double now);
+  void post(const ql_completion& completion);
+  void publish();
+
+  // ---- What becomes of batches ----
+  bool start_next(Lock& lock, double now);
+  void add_followers(double now);
+  RunningPtr new_running();
+  void begin(RunningPtr running, double now);
+  void send(Lock& lock, RunningPtr running);
+  void finish(Lock& lock, int status, const int64_t took[3]);
+  void fail(Running& running);
+  void hand_over(RunningPtr running, int kind, int status);
+  void leave(Entry* entry);
+  ql_completion head_of(const Running& running, int kind) const;
+  bool is_busy() const { return is_sending_ || !sent_.empty(); }
+  void set_running(int count);
+  void note_oldest();
 
   ql_dispatch_options options_;
   Queue queue_;
@@ -83,23 +105,30 @@ class Core {
   std::vector<std::atomic<int64_t>> rows_left_;
   std::atomic<double> oldest_{0};
   std::atomic<bool> is_idle_{true};     // nothing runs
-  std::atomic<bool> is_asleep_{false};  // the thread
+  std::atomic<bool> is_asleep_{false};  // the thread that sends
   std::atomic<bool> is_told_{false};    // the consumer, and it has not looked yet
+  std::atomic<bool> has_posted_{false};
   std::atomic<bool> has_spilled_{false};
+  std::atomic<uint64_t> changes_{0};  // of what a spinning thread may be waiting for
 
   std::mutex mutex_;  // around all below
-  std::condition_variable changed_;
+  std::condition_variable work_, sent_one_, thread_ended_;
   std::vector<std::thread> threads_;
   size_t threads_ended_ = 0;
-  bool is_stopping_ = false, has_posted_ = false;
-  bool is_paused_ = false;  // a batch has failed: nothing is sent until the host has seen to it
+  bool is_stopping_ = false;
+  bool is_watching_asleep_ = false;
+  bool is_sending_ = false;  // a batch, by whoever set it: nobody else starts one
+  int faults_ = 0;  // batches that have failed and the host has not seen to: nothing is sent
   int running_ = 0;
   uint64_t numbers_ = 0;
-  std::unordered_map<uint64_t, Item> items_;
-  std::deque<std::unique_ptr<Running>> sent_;  // in order
-  std::unordered_map<uint64_t, std::unique_ptr<Running>> hosted_;
+  double sending_since_ = 0;
+  std::deque<RunningPtr> sent_;    // in order
+  std::vector<RunningPtr> chain_;  // that is to be sent
+  std::vector<RunningPtr> spare_;
+  std::unordered_map<uint64_t, RunningPtr> hosted_;
   std::deque<ql_completion> spilled_;  // what the ring had no room for
-  std::vector<ql_descriptor> call_;    // of which the rest has not come in yet
+  std::vector<ql_descriptor> call_;    // room for what comes in
+  size_t call_items_ = 0;              // in it, of a call of which the rest has not come in yet
   std::vector<Dropped> dropped_;
   std::string error_text_, told_error_text_;
 };

@@ -2,14 +2,12 @@
 #include "dispatch/queue.h"
 
 #include <algorithm>
-#include <functional>
 
 namespace qlinear::dispatch {
 namespace {
 
 constexpr double kPatience = 0.5;
 constexpr int kTurnsOfOthers = 3;
-constexpr size_t kSpareExpiries = 1 << 16;
 
 uint64_t key_of(const ql_descriptor& item) {
   return uint64_t{item.layer} << 16 | uint64_t{item.x_dtype} << 8 | item.y_dtype;
@@ -35,78 +33,83 @@ double Queue::admit(const ql_descriptor* items, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     const ql_descriptor& item = items[i];
     const double expiry = std::min(item.enqueued_at + max_age_seconds_, item.deadline);
-    auto& bucket = buckets_[key_of(item)];
-    if (bucket == nullptr) {
-      const auto pace = static_cast<size_t>(pace_of_layer_[item.layer]);
-      bucket = std::make_unique<Bucket>(key_of(item), &paces_[pace]);
-    }
     Entry* entry = new_entry();
-    *entry = {
-        item, shares_.enter(item.client), bucket.get(), expiry, item.enqueued_at, 0, 0, false, {},
-        {}};
-    entries_[item.sequence] = entry;
+    *entry = {item,
+              shares_.enter(item.client),
+              bucket_of(item),
+              expiry,
+              item.enqueued_at,
+              0,
+              0,
+              0,
+              0,
+              false,
+              {},
+              {}};
+    entries_.add(item.sequence, entry);
     waiting_.add(entry);
-    bucket->waiting.add(entry);
-    expiries_.push_back({expiry, item.sequence});
-    std::push_heap(expiries_.begin(), expiries_.end(), std::greater<>());
+    if (entry->bucket->waiting.count() == 0) ++filled_;
+    entry->bucket->waiting.add(entry);
+    expiries_.add(expiry, entry);
     first_expiry = std::min(first_expiry, expiry);
   }
-  if (expiries_.size() > 2 * entries_.size() + kSpareExpiries) forget_expiries();
+  expiries_.forget_some(static_cast<size_t>(waiting_.count()));
   return first_expiry;
 }
 
+void Queue::release(Entry* entry) {
+  entries_.remove(entry->item.sequence);
+  spare_.push_back(entry);
+}
+
+bool Queue::contains(uint64_t sequence) const {
+  const Entry* entry = find(sequence);
+  return entry != nullptr && !entry->is_gone;
+}
+
 bool Queue::cancel(uint64_t sequence) {
-  const auto found = entries_.find(sequence);
-  if (found == entries_.end()) return false;
-  remove(found->second);
+  if (!contains(sequence)) return false;
+  Entry* entry = find(sequence);
+  const int64_t rows = entry->rows_left();
+  remove(entry);
+  left(entry->item.layer, rows);
   return true;
 }
 
 bool Queue::has_begun(uint64_t sequence) const {
-  const auto found = entries_.find(sequence);
-  return found == entries_.end() || found->second->next_row > 0;
-}
-
-double Queue::next_expiry() {
-  while (!expiries_.empty() && !contains(expiries_.front().sequence)) {
-    std::pop_heap(expiries_.begin(), expiries_.end(), std::greater<>());
-    expiries_.pop_back();
-  }
-  return expiries_.empty() ? kNever : expiries_.front().at;
+  return !contains(sequence) || find(sequence)->next_row > 0;
 }
 
 void Queue::expire(double now, size_t most, std::vector<Dropped>& dropped) {
   while (dropped.size() < most && next_expiry() <= now) {
-    Entry* entry = entries_[expiries_.front().sequence];
-    std::pop_heap(expiries_.begin(), expiries_.end(), std::greater<>());
-    expiries_.pop_back();
+    Entry* entry = expiries_.take_next();
     const ql_descriptor& item = entry->item;
     if (item.deadline > now && entry->next_row > 0) {
       // It runs already, piece by piece: only its deadline can stop it.
-      if (item.deadline == kNever) continue;
-      expiries_.push_back({item.deadline, item.sequence});
-      std::push_heap(expiries_.begin(), expiries_.end(), std::greater<>());
+      if (item.deadline != kNever) expiries_.add(item.deadline, entry);
       continue;
     }
-    dropped.push_back({item, item.deadline <= now});
+    dropped.push_back({entry, item.deadline <= now});
+    const int64_t rows = entry->rows_left();
     remove(entry);
+    left(item.layer, rows);
   }
 }
 
 double Queue::wait_end(double now) const {
-  if (max_wait_seconds_ <= 0 || buckets_.size() != 1) return now;
-  return dispatch::wait_end(waiting_.oldest()->since, rows(),
-                            buckets_.begin()->second->pace->sweet_rows, arrivals_.row_gap(now),
-                            max_wait_seconds_);
+  if (max_wait_seconds_ <= 0 || filled_ != 1) return now;
+  const Entry* oldest = waiting_.oldest();
+  return dispatch::wait_end(oldest->since, rows(), oldest->bucket->pace->sweet_rows,
+                            arrivals_.row_gap(now), max_wait_seconds_);
 }
 
 void Queue::take(double now, Batch& batch) {
   batch.parts.clear();
   batch.rows = 0;
-  if (buckets_.empty()) return;
-  if (buckets_.size() == 1) {
+  if (filled_ == 0) return;
+  if (filled_ == 1) {
     // Mostly all of it is taken, and nobody needs to know its order.
-    Bucket& only = *buckets_.begin()->second;
+    Bucket& only = *waiting_.oldest()->bucket;
     const int64_t rows = only.waiting.rows();
     if (only.pace->rows_to_take(rows, 0) == rows) {
       shares_.serve(waiting_.oldest()->share);
@@ -131,7 +134,7 @@ void Queue::take(double now, Batch& batch) {
     // Only large calls are cut; anything else waits for a batch that holds it.
     if (count < left && entry->item.rows <= pace.chunk_rows) break;
     batch.parts.push_back(
-        {entry->item, static_cast<int32_t>(entry->next_row), static_cast<int32_t>(count)});
+        {entry, static_cast<int32_t>(entry->next_row), static_cast<int32_t>(count)});
     batch.rows += count;
     entry->share->charge(static_cast<double>(count) * pace.row_seconds);
     if (count == left) {
@@ -142,21 +145,21 @@ void Queue::take(double now, Batch& batch) {
     if (batch.rows == room) break;
     entry = bucket.waiting.first();
   }
+  left(entry->item.layer, batch.rows);
 }
 
-void Queue::take_together(const std::vector<uint64_t>& sequences, Batch& batch) {
+void Queue::take_together(const std::vector<Entry*>& entries, Batch& batch) {
   batch.parts.clear();
   batch.rows = 0;
   int64_t rows = 0;
-  for (const uint64_t sequence : sequences) {
-    const auto found = entries_.find(sequence);
-    if (found == entries_.end() || found->second->next_row > 0) return;
-    rows += found->second->item.rows;
+  for (const Entry* entry : entries) {
+    if (entry == nullptr || entry->is_gone || entry->next_row > 0) return;
+    rows += entry->item.rows;
   }
-  if (sequences.empty() || rows > max_batch_rows_) return;
-  const Pace& pace = *entries_[sequences[0]]->bucket->pace;
-  const double row_seconds = pace.seconds(rows) / static_cast<double>(rows);
-  for (const uint64_t sequence : sequences) take_entry(entries_[sequence], row_seconds, batch);
+  if (entries.empty() || rows > max_batch_rows_) return;
+  const double row_seconds = entries[0]->bucket->pace->seconds(rows) / static_cast<double>(rows);
+  for (Entry* entry : entries) take_entry(entry, row_seconds, batch);
+  left(entries[0]->item.layer, rows);
 }
 
 Entry* Queue::new_entry() {
@@ -164,6 +167,17 @@ Entry* Queue::new_entry() {
   Entry* entry = spare_.back();
   spare_.pop_back();
   return entry;
+}
+
+Bucket* Queue::bucket_of(const ql_descriptor& item) {
+  const uint64_t key = key_of(item);
+  if (last_ != nullptr && last_->key == key) return last_;
+  auto& bucket = buckets_[key];
+  if (bucket == nullptr) {
+    const auto pace = static_cast<size_t>(pace_of_layer_[item.layer]);
+    bucket = std::make_unique<Bucket>(key, &paces_[pace]);
+  }
+  return last_ = bucket.get();
 }
 
 // The entry that is to be served next; there is one.
@@ -176,21 +190,21 @@ Entry* Queue::next(double now) {
     return oldest;
   }
   ++turns_of_others_;
-  return buckets_.size() == 1 ? oldest->bucket->waiting.first() : waiting_.first();
+  return filled_ == 1 ? oldest->bucket->waiting.first() : waiting_.first();
 }
 
 void Queue::take_all(Bucket& bucket, Batch& batch) {
   const int64_t rows = bucket.waiting.rows();
+  const uint32_t layer = bucket.waiting.oldest()->item.layer;
   const double row_seconds = bucket.pace->seconds(rows) / static_cast<double>(rows);
-  for (int64_t left = bucket.waiting.count(); left > 0; --left) {
-    take_entry(bucket.waiting.oldest(), row_seconds, batch);  // with the last, the bucket is gone
-  }
+  while (bucket.waiting.count() > 0) take_entry(bucket.waiting.oldest(), row_seconds, batch);
+  left(layer, rows);
 }
 
+// All of one, whose rows the caller says to have left.
 void Queue::take_entry(Entry* entry, double row_seconds, Batch& batch) {
   const int64_t rows = entry->rows_left();
-  batch.parts.push_back(
-      {entry->item, static_cast<int32_t>(entry->next_row), static_cast<int32_t>(rows)});
+  batch.parts.push_back({entry, static_cast<int32_t>(entry->next_row), static_cast<int32_t>(rows)});
   batch.rows += rows;
   entry->share->charge(static_cast<double>(rows) * row_seconds);
   remove(entry);
@@ -204,32 +218,18 @@ void Queue::cut(Entry* entry, int64_t rows, double done_at) {
   ++entry->version;
   waiting_.moved(entry, rows);
   entry->bucket->waiting.moved(entry, rows);
-  left(entry->item.layer, rows);
 }
 
 void Queue::remove(Entry* entry) {
-  const int64_t rows = entry->rows_left();
-  const uint32_t layer = entry->item.layer;
   waiting_.remove(entry);
   entry->bucket->waiting.remove(entry);
-  if (entry->bucket->waiting.count() == 0) buckets_.erase(entry->bucket->key);
+  if (entry->bucket->waiting.count() == 0) --filled_;
   entry->is_gone = true;
   shares_.leave(entry->share);
-  entries_.erase(entry->item.sequence);
-  spare_.push_back(entry);
-  left(layer, rows);
 }
 
 void Queue::left(uint32_t layer, int64_t rows) {
   if (on_leave != nullptr) on_leave(on_leave_to, layer, rows);
-}
-
-// Keeps the expiries of what still waits: at some hundred thousand rows a second the others pile up
-// for as long as the largest age.
-void Queue::forget_expiries() {
-  const auto gone = [this](const Expiry& one) { return !contains(one.sequence); };
-  expiries_.erase(std::remove_if(expiries_.begin(), expiries_.end(), gone), expiries_.end());
-  std::make_heap(expiries_.begin(), expiries_.end(), std::greater<>());
 }
 
 }  // namespace qlinear::dispatch

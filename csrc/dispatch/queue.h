@@ -9,6 +9,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "dispatch/expiries.h"
+#include "dispatch/index.h"
 #include "dispatch/pace.h"
 #include "dispatch/shares.h"
 #include "dispatch/waiting.h"
@@ -24,8 +26,10 @@ struct Bucket {
 };
 
 struct Part {
-  ql_descriptor item;
+  Entry* entry;
   int32_t start, rows;
+
+  const ql_descriptor& item() const { return entry->item; }
 };
 
 struct Batch {
@@ -34,7 +38,7 @@ struct Batch {
 };
 
 struct Dropped {
-  ql_descriptor item;
+  Entry* entry;
   bool is_late;  // past its deadline; else too old
 };
 
@@ -43,15 +47,19 @@ class Queue {
   explicit Queue(const ql_queue_limits& limits);
 
   double admit(const ql_descriptor* items, int64_t count);
-  bool cancel(uint64_t sequence);  // false: it does not wait
+  Entry* find(uint64_t sequence) const { return entries_.find(sequence); }  // until it is released
+  bool contains(uint64_t sequence) const;                                   // it waits
+  bool cancel(uint64_t sequence);                                           // false: it does not
   bool has_begun(uint64_t sequence) const;
-  bool contains(uint64_t sequence) const { return entries_.count(sequence) > 0; }
   int64_t rows() const { return waiting_.rows(); }
-  double next_expiry();
+  double next_expiry() { return expiries_.next(); }
   void expire(double now, size_t most, std::vector<Dropped>& dropped);
   double wait_end(double now) const;
   void take(double now, Batch& batch);
-  void take_together(const std::vector<uint64_t>& sequences, Batch& batch);
+  void take_together(const std::vector<Entry*>& entries, Batch& batch);
+
+  // Forgets an entry that is gone. Until then whoever was told of it may look at it.
+  void release(Entry* entry);
 
   // Told of rows that leave, by layer.
   void (*on_leave)(void* to, uint32_t layer, int64_t rows) = nullptr;
@@ -59,13 +67,13 @@ class Queue {
 
  private:
   Entry* new_entry();
+  Bucket* bucket_of(const ql_descriptor& item);
   Entry* next(double now);
   void take_all(Bucket& bucket, Batch& batch);
   void take_entry(Entry* entry, double row_seconds, Batch& batch);
   void cut(Entry* entry, int64_t rows, double done_at);
   void remove(Entry* entry);
   void left(uint32_t layer, int64_t rows);
-  void forget_expiries();
 
   int64_t max_batch_rows_;
   double max_age_seconds_, max_wait_seconds_;
@@ -73,18 +81,13 @@ class Queue {
   std::vector<int32_t> pace_of_layer_;
   Arrivals arrivals_;
   Waiting waiting_{0};
-  std::unordered_map<uint64_t, Entry*> entries_;
-  std::unordered_map<uint64_t, std::unique_ptr<Bucket>> buckets_;
+  Index entries_;
+  std::unordered_map<uint64_t, std::unique_ptr<Bucket>> buckets_;  // empty ones, too
+  Bucket* last_ = nullptr;                                         // that was asked for
+  size_t filled_ = 0;                                              // buckets in which entries wait
   Shares shares_;
   int turns_of_others_ = 0;
-  struct Expiry {
-    double at;
-    uint64_t sequence;
-    bool operator>(const Expiry& other) const {
-      return at != other.at ? at > other.at : sequence > other.sequence;
-    }
-  };
-  std::vector<Expiry> expiries_;  // a heap; of entries that left, too
+  Expiries expiries_;
   std::deque<Entry> pool_;
   std::vector<Entry*> spare_;
 };

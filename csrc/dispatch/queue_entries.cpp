@@ -10,12 +10,12 @@ struct ql_queue {
 namespace {
 
 // The queue decides before it is known how many parts a caller has room for: those of one batch
-// never exceed the items that wait.
-int64_t copy_parts(const qlinear::dispatch::Batch& batch, int64_t capacity, ql_item_part* parts) {
+// never exceed the items that wait. Here nothing runs: what does not wait is forgotten.
+int64_t copy_parts(ql_queue& queue, int64_t capacity, ql_item_part* parts) {
   int64_t count = 0;
-  for (const auto& part : batch.parts) {
-    if (count == capacity) break;
-    parts[count++] = {part.item.sequence, part.start, part.rows};
+  for (const auto& part : queue.batch.parts) {
+    if (count < capacity) parts[count++] = {part.item().sequence, part.start, part.rows};
+    if (part.entry->is_gone) queue.queue.release(part.entry);
   }
   return count;
 }
@@ -31,7 +31,9 @@ double ql_queue_admit(ql_queue* queue, const ql_descriptor* items, int64_t count
   return queue->queue.admit(items, count);
 }
 
-void ql_queue_cancel(ql_queue* queue, uint64_t sequence) { queue->queue.cancel(sequence); }
+void ql_queue_cancel(ql_queue* queue, uint64_t sequence) {
+  if (queue->queue.cancel(sequence)) queue->queue.release(queue->queue.find(sequence));
+}
 
 int ql_queue_has_begun(const ql_queue* queue, uint64_t sequence) {
   return queue->queue.has_begun(sequence);
@@ -45,8 +47,9 @@ int64_t ql_queue_expire(ql_queue* queue, double now, int64_t capacity, uint64_t*
   std::vector<qlinear::dispatch::Dropped> found;
   queue->queue.expire(now, static_cast<size_t>(capacity), found);
   for (size_t i = 0; i < found.size(); ++i) {
-    dropped[i] = found[i].item.sequence;
+    dropped[i] = found[i].entry->item.sequence;
     late[i] = found[i].is_late;
+    queue->queue.release(found[i].entry);
   }
   return static_cast<int64_t>(found.size());
 }
@@ -55,13 +58,15 @@ double ql_queue_wait_end(const ql_queue* queue, double now) { return queue->queu
 
 int64_t ql_queue_take(ql_queue* queue, double now, int64_t capacity, ql_item_part* parts) {
   queue->queue.take(now, queue->batch);
-  return copy_parts(queue->batch, capacity, parts);
+  return copy_parts(*queue, capacity, parts);
 }
 
 int64_t ql_queue_take_together(ql_queue* queue, const uint64_t* sequences, int64_t count,
                                ql_item_part* parts) {
-  queue->queue.take_together({sequences, sequences + count}, queue->batch);
-  return copy_parts(queue->batch, count, parts);
+  std::vector<qlinear::dispatch::Entry*> entries;
+  for (int64_t i = 0; i < count; ++i) entries.push_back(queue->queue.find(sequences[i]));
+  queue->queue.take_together(entries, queue->batch);
+  return copy_parts(*queue, count, parts);
 }
 
 }  // extern "C"

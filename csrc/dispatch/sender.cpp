@@ -38,14 +38,15 @@ void Sender::add_plan(int32_t form, int x_dtype, int y_dtype, int64_t rows,
 }
 
 const ql_cuda_plan* Sender::plan_of(const Batch& batch) const {
-  const ql_descriptor& item = batch.parts[0].item;
+  if (!fits(batch)) return nullptr;
+  const ql_descriptor& item = batch.parts[0].item();
   const auto found = plans_.find(kind_of(layers_[item.layer].form, item.x_dtype, item.y_dtype));
   if (found == plans_.end()) return nullptr;
   return found->second[static_cast<size_t>(batch.rows)].get();
 }
 
-bool Sender::can_send(const Batch& batch) const {
-  const ql_descriptor& first = batch.parts[0].item;
+bool Sender::fits(const Batch& batch) const {
+  const ql_descriptor& first = batch.parts[0].item();
   const ql_dispatch_layer& layer = layers_[first.layer];
   if (!layer.is_direct || batch.rows > options_.table_rows || stages_.empty()) return false;
   const ql_dispatch_stage& memory = stages_[0]->memory;
@@ -54,9 +55,9 @@ bool Sender::can_send(const Batch& batch) const {
     return false;
   }
   for (const Part& part : batch.parts) {
-    if (part.rows != part.item.rows || !(part.item.flags & QL_RESULT_FITS)) return false;
+    if (part.rows != part.item().rows || !(part.item().flags & QL_RESULT_FITS)) return false;
   }
-  return plan_of(batch) != nullptr;
+  return true;
 }
 
 Stage* Sender::take_stage() {
@@ -66,8 +67,8 @@ Stage* Sender::take_stage() {
   return stage;
 }
 
-int Sender::send(const Batch& batch, Stage& stage, bool alone) {
-  fill(batch, stage, alone);
+int Sender::send(const Batch& batch, Stage& stage, const ql_cuda_plan* plan, bool alone) const {
+  fill(batch, stage, plan, alone);
   const int status = options_.run(&stage.batch);
   if (status != QL_BAD_PLAN) return status;
   stage.batch.launch.plan = nullptr;  // a measured plan that rows of this x do not allow
@@ -81,13 +82,13 @@ int Sender::wait(const Stage& stage, int64_t nanoseconds, bool& done, int64_t to
   return status;
 }
 
-void Sender::fill(const Batch& batch, Stage& stage, bool alone) const {
-  const ql_descriptor& first = batch.parts[0].item;
+void Sender::fill(const Batch& batch, Stage& stage, const ql_cuda_plan* plan, bool alone) const {
+  const ql_descriptor& first = batch.parts[0].item();
   const ql_dispatch_layer& layer = layers_[first.layer];
   const ql_dispatch_stage& memory = stage.memory;
   stage.parts.clear();
   for (const Part& part : batch.parts) {
-    char* rows = options_.slab + static_cast<int64_t>(part.item.slot) * options_.slot_unit_bytes;
+    char* rows = options_.slab + static_cast<int64_t>(part.item().slot) * options_.slot_unit_bytes;
     stage.parts.push_back({rows, part.rows});
   }
   ql_linear_params& product = stage.product = layer.product;
@@ -120,7 +121,7 @@ void Sender::fill(const Batch& batch, Stage& stage, bool alone) const {
            y_blocks,
            0};
   out.launch = options_.launch;
-  out.launch.plan = plan_of(batch);
+  out.launch.plan = plan;
   out.launch.start_event = memory.kernel_start;
   out.launch.stop_event = memory.kernel_stop;
   out.in_start = memory.in_start;

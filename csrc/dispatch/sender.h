@@ -11,7 +11,8 @@
 
 namespace qlinear::dispatch {
 
-// The buffers of one batch in flight and what the device was handed for it.
+// The buffers of one batch in flight and what the device was handed for it. One thread has it at a
+// time.
 struct Stage {
   ql_dispatch_stage memory;
   ql_linear_params product;
@@ -25,19 +26,22 @@ class Sender {
 
   void add_plan(int32_t form, int x_dtype, int y_dtype, int64_t rows, const ql_cuda_plan& plan);
 
-  // Whether the device can read and write all rows of a batch where they lie, and how is known.
-  bool can_send(const Batch& batch) const;
+  // How a batch is computed, which stays; null unless the device can read and write all its rows
+  // where they lie, and it is known.
+  const ql_cuda_plan* plan_of(const Batch& batch) const;
 
   Stage* take_stage();  // null: all are in use
   void give_back(Stage* stage) { free_.push_back(stage); }
 
-  // A ql_status; the batch is on its way, or none of its results will be written anywhere.
-  int send(const Batch& batch, Stage& stage, bool alone);
+  // A ql_status; the batch is on its way, or none of its results will be written anywhere. Any one
+  // thread: it looks at nothing that may change.
+  int send(const Batch& batch, Stage& stage, const ql_cuda_plan* plan, bool alone) const;
 
   // A ql_status, and whether it has ended; waits for as long as it takes if `nanoseconds` is
   // negative. `took` holds the nanoseconds of rows in, product and rows out.
   int wait(const Stage& stage, int64_t nanoseconds, bool& done, int64_t took[3]) const;
 
+  // Of what failed last in this thread.
   const char* error_text() const { return options_.error_text(); }
 
  private:
@@ -46,8 +50,8 @@ class Sender {
     int32_t x, y;
   };
 
-  const ql_cuda_plan* plan_of(const Batch& batch) const;
-  void fill(const Batch& batch, Stage& stage, bool alone) const;
+  bool fits(const Batch& batch) const;
+  void fill(const Batch& batch, Stage& stage, const ql_cuda_plan* plan, bool alone) const;
   Blocks blocks_of(const ql_linear_params& product, const ql_descriptor& item) const;
 
   ql_dispatch_options options_;  // whose arrays are not looked at again

@@ -20,11 +20,14 @@ void Share::charge(double seconds) {
 }
 
 Share* Shares::enter(uint64_t client) {
-  const auto found = tracked_.find(client);
-  Share* share = found != tracked_.end() ? found->second.get() : track(client);
+  Share* share = last_;
+  if (share == nullptr || share->client != client) {
+    const auto found = tracked_.find(client);
+    share = found != tracked_.end() ? found->second : track(client);
+    if (share != &others_) last_ = share;
+  }
   if (share->waiting == 0) {
-    if (share->is_idle) idle_.erase(share->idle);
-    share->is_idle = false;
+    if (share != &others_) busy_.splice(busy_.end(), idle_, share->place);
     share->round = std::max(share->round, round_);
   }
   ++share->waiting;
@@ -32,24 +35,26 @@ Share* Shares::enter(uint64_t client) {
 }
 
 void Shares::leave(Share* share) {
-  if (--share->waiting > 0 || share->id == 0) return;
-  share->idle = idle_.insert(idle_.end(), share->client);
-  share->is_idle = true;
+  if (--share->waiting > 0 || share == &others_) return;
+  idle_.splice(idle_.end(), busy_, share->place);
 }
 
 void Shares::serve(const Share* share) { round_ = std::max(round_, share->round); }
 
+// The share of a client that has none; idle, if it gets one of its own.
 Share* Shares::track(uint64_t client) {
   if (tracked_.size() >= kMostClients) {
     if (idle_.empty()) return &others_;
-    tracked_.erase(idle_.front());
+    tracked_.erase(idle_.front().client);
     idle_.pop_front();
+    last_ = nullptr;
   }
-  auto& share = tracked_[client];
-  share = std::make_unique<Share>();
-  share->id = next_id_++;
-  share->client = client;
-  return share.get();
+  Share& share = idle_.emplace_back();
+  share.place = std::prev(idle_.end());
+  share.id = next_id_++;
+  share.client = client;
+  tracked_[client] = &share;
+  return &share;
 }
 
 }  // namespace qlinear::dispatch

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <list>
-#include <memory>
 #include <unordered_map>
 
 namespace qlinear::dispatch {
@@ -13,8 +12,7 @@ struct Share {
   uint64_t client = 0;
   int64_t round = 0, waiting = 0;
   double used = 0;
-  std::list<uint64_t>::iterator idle;  // where `is_idle`
-  bool is_idle = false;
+  std::list<Share>::iterator place;  // where tracked
 
   void charge(double seconds);
 };
@@ -28,9 +26,11 @@ class Shares {
  private:
   Share* track(uint64_t client);
 
-  std::unordered_map<uint64_t, std::unique_ptr<Share>> tracked_;
-  std::list<uint64_t> idle_;  // clients with nothing waiting, oldest first
+  std::unordered_map<uint64_t, Share*> tracked_;
+  std::list<Share> busy_;  // tracked clients with something waiting
+  std::list<Share> idle_;  // those with nothing, oldest first
   Share others_;
+  Share* last_ = nullptr;  // who entered last, and mostly does again
   uint64_t next_id_ = 1;
   int64_t round_ = 0;
 };

@@ -16,16 +16,19 @@ namespace qlinear::dispatch {
 
 struct Bucket;
 
-// An item that waits, or the rest of one that is computed in pieces.
+// An item from when it is admitted until it is released: it waits, or the rest of it does while
+// other pieces are computed, or all of it is computed.
 struct Entry {
   ql_descriptor item;
-  Share* share;
+  Share* share;    // where it waits
   Bucket* bucket;  // of its key
   double due, since;
   int64_t next_row;
   uint32_t version;
-  bool is_gone;
-  Entry *before[2], *after[2];  // among all, and among those of its key
+  int running;                  // parts that are computed: its owner's to count
+  double waited;                // until the first one was, seconds
+  bool is_gone;                 // nothing of it waits any more
+  Entry *before[2], *after[2];  // among all that wait, and among those of its key
 
   int64_t rows_left() const { return item.rows - next_row; }
 };

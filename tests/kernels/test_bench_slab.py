@@ -98,10 +98,11 @@ def test_the_figures_stand_beside_their_targets(loaded: Loaded, capsys: object) 
 
 
 def test_variants_are_read_as_they_are_shown(feed: NativeFeed) -> None:
-    for text in ("3:0", "4:8", "3:16:urgent", "3:8:16", "3:8:0", "3:8:urgent:4"):
+    for text in ("3:0", "4:8", "3:16:urgent", "3:8:16", "3:8:0", "3:8:urgent:4", "3:4:two"):
         assert str(Variant.read(text)) == text
     assert Variant.read("5") == Variant(5)
     assert Variant.read("3:8:urgent:4") == Variant(3, 8, True, 4)
+    assert Variant.read("3:8:4:two") == Variant(3, 8, False, 4, 2)
     for text in ("urgent", "3:8:4:2", "3:8:urgent:urgent", "3:8:soon", "", "3:", "3:-1"):
         with pytest.raises(ValueError, match="is no variant; expected STAGES"):
             Variant.read(text)
@@ -120,3 +121,18 @@ def test_products_leave_multiprocessors_alone_and_rows_may_go_first(
         assert made._direct.native._options.row_blocks == row_blocks
         assert [stream.priority for stream in made._gpu.in_order] == [-1, 0, -1]
         made.close()
+
+
+@pytest.mark.parametrize(
+    ("cores", "spinning", "spins"), [(False, 2, 0), (True, 1, 1), (True, 2, 2)]
+)
+def test_threads_spin_where_there_are_cores_enough(
+    loaded: Loaded, tmp_path: Path, cores: bool, spinning: int, spins: int
+) -> None:
+    assert isinstance(loaded.gpu, CudaStreams)
+    loaded.gpu.spins = cores
+    made = NativeFeed(loaded, tmp_path, variant=Variant(2, spinning=spinning), most_slots=8)
+    assert made._direct.native._options.spins == spins
+    found = made.run(rate=0, seconds=0.02)
+    assert found.answered == found.offered > 0
+    made.close()

@@ -7,7 +7,7 @@ import pytest
 
 from qlinear_service.kernels.ninja import SOURCE_ROOT, find_compiler
 
-CALLS = 50_000
+CALLS = 30_000
 STRESS = Path(__file__).parents[1] / "csrc/dispatch_stress.cpp"
 
 
@@ -31,6 +31,6 @@ def test_every_item_gets_one_last_word_and_its_own_result(tmp_path: Path, saniti
     assert built.returncode == 0, built.stderr
     done = subprocess.run([str(program), str(CALLS)], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("taken back") == 4, (
-        "with and without spinning, with and without faults"
+    assert done.stderr.count("taken back") == 6, (
+        "none, one and two threads that spin, with and without faults"
     )

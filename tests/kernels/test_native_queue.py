@@ -39,7 +39,7 @@ def pace(draw: random.Random) -> Pace:
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """The queue alone: it needs neither kernels nor threads."""
     built = tmp_path_factory.mktemp("queue") / "libqueue.so"
-    names = ("pace", "shares", "waiting", "queue", "queue_entries")
+    names = ("pace", "shares", "waiting", "expiries", "queue", "queue_entries")
     flags = ("-std=c++17", "-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror")
     sources = [str(SOURCE_ROOT / f"dispatch/{name}.cpp") for name in names]
     words = [find_compiler(), *flags, f"-I{SOURCE_ROOT}", *sources, "-o", str(built)]

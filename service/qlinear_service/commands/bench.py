@@ -27,6 +27,10 @@ BENCHMARKS = {
     "overload": ("overload.py", "three times what the engine can do: goodput, refusals"),
     "schedule": ("schedule.py", "the scheduler, against FIFO and a fixed window, simulated"),
     "slab": ("slab_fed.py", "the batcher fed from the slab, without gRPC, at 0.2 to 2 x capacity"),
+    "dispatch": (
+        "dispatcher.py",
+        "the native dispatcher's own time, and a modelled load, without a GPU",
+    ),
     "checkpoint": ("checkpoint.py", "packing a checkpoint and loading it, against copy and cat"),
     "tune": ("kernel_tune.py", "the fastest plan of each shape on this GPU, kept in a table"),
     "soak": ("soak.py", "the server's memory over many calls"),

@@ -48,6 +48,11 @@ use 128 of an H200's 132 anyway, and are as they were."""
 LEAST_TO_SPARE = 64
 """A device with fewer multiprocessors leaves none."""
 
+SPINNING = 1
+"""Threads of the dispatcher that keep a core busy where there are cores enough: the one that sends
+batches sees how they end, too. A second one gains nothing while sending a batch and seeing to its
+end take less than its product (decision 0011)."""
+
 IDLE_SPIN_SECONDS = 100e-6
 """How long the dispatcher's thread looks for more before it sleeps, where it may spin at all: being
 woken takes it some 10 to 50 microseconds."""
@@ -91,6 +96,8 @@ class DirectEngine:
         row_blocks: of those kernels, both together, of batches that are not alone, so that they
             stay on these multiprocessors; 0: as many as they take; None: one for each that
             products leave.
+        spinning: threads that keep a core busy while batches run, 1 or 2, where there are cores
+            enough.
 
     Raises:
         BuildError: the library has no dispatcher.
@@ -108,11 +115,13 @@ class DirectEngine:
         most_running: int,
         spare: int | None = None,
         row_blocks: int | None = None,
+        spinning: int = SPINNING,
     ) -> None:
         self._engine, self._streams = engine, streams
         left = _spare_of(streams.kernels, spare)
         streams.kernels.leave(left)
         self._row_blocks = left if row_blocks is None else row_blocks
+        self._spinning = spinning if streams.spins else 0
         self._recovery: WorkerThread | None = None
         self._direct = {
             layer.spec.name: layer
@@ -179,7 +188,7 @@ class DirectEngine:
         options.stages_count = options.most_running = most_running
         options.most_chained = self._engine.most_chained
         options.table_rows, options.row_blocks = TABLE_ROWS, self._row_blocks
-        options.spins, options.starts_lone = streams.spins, True
+        options.spins, options.starts_lone = self._spinning, True
         options.idle_spin_seconds = IDLE_SPIN_SECONDS
         options.slab, options.slot_unit_bytes = slab.address, SMALLEST_SLOT_BYTES
         options.in_stream, options.out_stream = into.cuda_stream, out.cuda_stream
