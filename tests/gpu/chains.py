@@ -21,6 +21,34 @@ UNEVEN = ((4096, 1536), (1024, 4096), (4096, 7168), (3584, 4096))
 """The same with less for each: the largest shares are 1.15 times the mean, and each is a launch."""
 
 
+SLOTS_BYTES = 32 << 20
+"""kSlotsBytes of csrc/partition.h."""
+
+LAUNCHES = COUNTER_BYTES // 4 - 2
+"""The only counter that goes on from launch to launch: chain_args() in csrc/cuda/chain_args.cpp."""
+
+
+class Selection(Problem):
+    """Each output feature is one of the input features, or minus it: exact through any chain."""
+
+    def _integers(self, shape: tuple[int, ...], low: int, high: int) -> torch.Tensor:
+        if len(shape) == 1 or high != 15:
+            return super()._integers(shape, low, high)
+        k, n = shape
+        codes = torch.full(shape, 8, dtype=torch.int8, device=self.device)
+        self.chosen = torch.randint(0, k, (n,), generator=self.draw, device=self.device)
+        self.signs = super()._integers((n,), 0, 1) * 2 - 1
+        codes[self.chosen, torch.arange(n, device=self.device)] = 8 + self.signs
+        return codes
+
+    def _scales(self, shape: tuple[int, int], exact: bool) -> torch.Tensor:
+        return torch.ones(shape, device=self.device)
+
+    def selected(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what is right, of x's dtype."""
+        return x[:, self.chosen] * self.signs.to(x.dtype)
+
+
 class Chain:
     """Problems one after the other, each reading the first columns of what the last one wrote.
 
@@ -61,8 +89,8 @@ class Chain:
             self.writes(place, self.ys[-1])
             source = x if shared else self.ys[-1]
         size = kernels.library.ql_cuda_workspace_bytes()
-        self.workspace = torch.full((size,), 0xFF, dtype=torch.uint8, device=x.device)
-        self.counters.zero_()
+        self.workspace = torch.zeros(size, dtype=torch.uint8, device=x.device)
+        self.scratch.fill_(0xFF)
 
     def reads(self, place: int, x: torch.Tensor) -> None:
         """Have a layer read the first columns of `x`."""
@@ -77,9 +105,16 @@ class Chain:
         params.y_dtype = from_torch(y.dtype)
 
     @property
-    def counters(self) -> torch.Tensor:
-        """What must be zero between launches."""
-        return self.workspace[:COUNTER_BYTES]
+    def scratch(self) -> torch.Tensor:
+        """Where thread blocks of other kernels leave their shares of tiles."""
+        return self.workspace[COUNTER_BYTES : COUNTER_BYTES + SLOTS_BYTES]
+
+    def assert_settled(self) -> None:
+        """Fail if counters are not as launches must leave them."""
+        counters = self.workspace[:COUNTER_BYTES].view(torch.int32).clone()
+        counters[LAUNCHES] = 0
+        left = counters.nonzero()
+        assert not len(left), f"{len(left)} counters are left behind, the first is {left[0]}"
 
     def launches(self) -> list[int]:
         """Return how many layers each launch computes, without plans and flags."""

@@ -77,10 +77,10 @@ def assert_exact(
                 chain.call()
                 for y, shape in zip(chain.ys, shapes, strict=True):
                     assert_same(y.contiguous(), rounded(exact[shape][:m], y_dtype))
-                assert not chain.counters.any(), "counters are left behind"
+                chain.assert_settled()
             for room, y in zip(chain.rooms, chain.ys, strict=True):
                 assert room[:, y.shape[1] :].isnan().all(), "written between rows of y"
-            assert (chain.workspace[len(chain.counters) :] == 0xFF).all(), "scratch was written"
+            assert (chain.scratch == 0xFF).all(), "scratch was written"
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -133,7 +133,7 @@ def assert_same_bits(chain: Chain, turns: int = 50) -> None:
         chain.call()
         for y, right in zip(chain.ys, first, strict=True):
             assert_same(y, right)
-    assert not chain.counters.any(), "counters are left behind"
+    chain.assert_settled()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -249,7 +249,7 @@ def test_a_recorded_chain_gives_the_bits_of_a_call(kernels: RecordingKernels, m:
             for y, right in zip(chain.ys, expected, strict=True):
                 assert_same(y, right)
     assert_each_layer_near(chain, launches=[4])
-    assert not chain.counters.any()
+    chain.assert_settled()
 
 
 def finish(streams: Sequence[torch.cuda.Stream]) -> None:
@@ -285,7 +285,7 @@ def test_two_streams_at_the_same_time(kernels: RecordingKernels, recorded: bool)
     for chain, right in zip(chains, expected, strict=True):
         for y, one in zip(chain.ys, right, strict=True):
             assert_same(y, one)
-        assert not chain.counters.any()
+        chain.assert_settled()
 
 
 def test_beside_other_kernels(kernels: RecordingKernels) -> None:
