@@ -15,29 +15,19 @@ inline constexpr int kChainLayers = 8;       // that one launch may have
 // Warps that multiply: as many as have registers, which 16 rows of x take more of.
 constexpr int chain_warps(int m) { return m <= kTokens ? 16 : 12; }
 constexpr int chain_threads(int warps) { return warps * 32 + kCopyThreads; }
-constexpr int chain_bound(int warps) { return 65536 / chain_threads(warps) / 8 * 8; }
-// Of a thread that multiplies, in steps of 8: what the launch has for each thread, and what those
-// that copy give back. Of few rows those hold what is handed over, and nothing is moved.
+// Of a thread that multiplies: what the launch has for each thread in steps of 8, less what those
+// that copy give back.
 constexpr int chain_registers(int warps) {
-  return warps == 16 ? chain_bound(warps)
-                     : (chain_bound(warps) * chain_threads(warps) - kCopyRegisters * kCopyThreads) /
-                           (warps * 32) / 8 * 8;
+  constexpr int kRegisters = 65536, kStep = 8;
+  const int each = kRegisters / chain_threads(warps) / kStep * kStep;
+  return (each * chain_threads(warps) - kCopyRegisters * kCopyThreads) / (warps * 32) / kStep *
+         kStep;
 }
 inline constexpr int kChainWarpBlocks = 4;   // n-blocks of a warp
 inline constexpr int kChainTileBlocks = 16;
 inline constexpr int kChainMostRows = 16;
 // Where a tile's sums are added up.
 constexpr int chain_partial_bytes(int m) { return (m <= 4 ? 16 : 30) << 10; }
-// Of up to so many rows what one layer gives is *handed over* to the next: in words of two results
-// and the number of the launch, which are there when that is. Whoever needs them looks until they
-// are, with no fence and no counter in between. More rows would be too much for every thread block
-// to fetch like this.
-inline constexpr int kHandedRows = 2;
-inline constexpr int kHandedResults = 4;  // in 16 bytes: two words
-constexpr int64_t handed_bytes(int m, int64_t n) {
-  return m * ((n + kHandedResults - 1) / kHandedResults) * 16;
-}
-inline constexpr int kHandedAtOnce = 12;  // of a lane, on their way
 inline constexpr int kChainLeastSlotBytes = 12 << 10;
 // Of codes that have been asked for and are not there yet: more would only keep what the layers
 // tell each other waiting behind it.
@@ -131,7 +121,7 @@ constexpr int chain_in_flight(const ChainSlot& slot, int ring) {
   return some < 2 ? 2 : some < ring ? some : ring;
 }
 
-static_assert(chain_registers(12) == 160 && chain_registers(16) == 96);
+static_assert(chain_registers(12) == 160 && chain_registers(16) == 112);
 static_assert(chain_copies_at_once(kChainMostRows, kChainTileBlocks) >= 1);
 
 }  // namespace qlinear::partition

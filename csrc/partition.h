@@ -205,12 +205,10 @@ constexpr int64_t partial_slot(int cta, bool began_tile) {
   return 2 * static_cast<int64_t>(cta) + (began_tile ? 1 : 0);
 }
 
-// The workspace: counters of tiles first, then the slots, and what layers of a chain hand to each
-// other (chain_partition.h).
+// The workspace: counters of tiles first, then the slots.
 inline constexpr int64_t kCounterBytes = int64_t{1} << 20;
 inline constexpr int64_t kSlotsBytes = int64_t{32} << 20;
-inline constexpr int64_t kExchangeBytes = int64_t{2} << 20;
-inline constexpr int64_t kWorkspaceBytes = kCounterBytes + kSlotsBytes + kExchangeBytes;
+inline constexpr int64_t kWorkspaceBytes = kCounterBytes + kSlotsBytes;
 
 constexpr int64_t slots_bytes(Geometry geometry, int ctas) {
   return 2 * static_cast<int64_t>(ctas) * geometry.token_blocks * kTokens * geometry.warps_n *

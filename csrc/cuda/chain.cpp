@@ -77,7 +77,7 @@ int run_chain(const ql_linear_params* params, const ql_cuda_plan* const* plans, 
   if (device == nullptr) return status;
   const bool may = plans == nullptr && (chain.flags & QL_CUDA_BATCH_INVARIANT) == 0 &&
                    chain.workspace != nullptr &&
-                   chain.workspace_bytes >= partition::kWorkspaceBytes;
+                   chain.workspace_bytes >= partition::kCounterBytes;
   for (int place = 0; place < count; ++place) {
     const int length = may ? chain_length(params + place, count - place, *device) : 0;
     if (length >= 2) {

@@ -60,7 +60,6 @@ bool describe_rows(const ql_linear_params& params, int steps, TensorMap& map) {
 void cut(const ql_linear_params& params, int ctas, int steps, ChainLayer& layer) {
   const int item = item_bytes(params.scale_dtype), m = static_cast<int>(params.m);
   layer.n_blocks = blocks_of(params);
-  layer.k = static_cast<int>(params.k);
   layer.tiles = partition::chain_tiles(layer.n_blocks, ctas);
   layer.slot = partition::chain_slot(m, layer.tiles.tile_blocks, steps, one_group(params), item);
   layer.slots = (static_cast<int>(tile_steps(params)) + steps - 1) / steps;
@@ -83,38 +82,6 @@ bool fill_layer(const ql_linear_params& params, ChainLayer& layer) {
   return describe_rows(params, layer.slot.steps, layer.x);
 }
 
-// Who waits for whom, and whose results are handed over.
-void tie_layers(const ql_linear_params* params, unsigned char* workspace, ChainArgs& args) {
-  unsigned char* room = workspace + partition::kCounterBytes + partition::kSlotsBytes;
-  int64_t left = partition::kExchangeBytes;
-  for (int i = 1; i < args.count; ++i) {
-    const Tie tie = tie_of(params, i);
-    ChainLayer& layer = args.layers[i];
-    if (!tie.reads && !tie.writes) continue;
-    if (!tie.writes && tie.giver >= 0 && args.m <= partition::kHandedRows &&
-        layer.slot.steps * args.m <= partition::kHandedAtOnce &&
-        reads_results(params[tie.giver], params[i])) {
-      ChainLayer& giver = args.layers[tie.giver];
-      const int64_t bytes = partition::handed_bytes(args.m, params[tie.giver].n);
-      if (giver.hands == nullptr && bytes <= left) {
-        giver.hands = reinterpret_cast<uint4*>(room);
-        giver.hands_fours = static_cast<int>(bytes / args.m / sizeof(uint4));
-        room += bytes;
-        left -= bytes;
-      }
-      layer.handed = giver.hands;
-      layer.handed_fours = giver.hands_fours;
-    }
-    layer.waits = layer.handed == nullptr;
-  }
-  // Who waits, waits for all before it.
-  bool tells = false;
-  for (int i = args.count - 1; i >= 0; --i) {
-    args.layers[i].tells = tells;
-    tells |= args.layers[i].waits;
-  }
-}
-
 }  // namespace
 
 bool chain_args(const ql_linear_params* params, int count, const ql_cuda_device& device,
@@ -135,13 +102,12 @@ bool chain_args(const ql_linear_params* params, int count, const ql_cuda_device&
                                              item_bytes(params[i].scale_dtype), slot_bytes);
     cut(params[i], device.sm_count, steps, layer);
     layer.in_flight = partition::chain_in_flight(layer.slot, args.memory.slots);
+    layer.waits = i > 0 && chain_waits(params, i);
     if (!fill_layer(params[i], layer)) return false;
   }
-  tie_layers(params, static_cast<unsigned char*>(workspace), args);
   // Behind the counters of tiles, of which there are not so many.
   args.ended = static_cast<int*>(workspace) + partition::kCounterBytes / sizeof(int) - 1;
-  args.launches = args.ended - 1;
-  args.finished = args.launches - partition::kChainLayers;
+  args.finished = args.ended - partition::kChainLayers;
   return true;
 }
 

@@ -1,8 +1,6 @@
 // What the kernel of a whole chain is handed.
 #pragma once
 
-#include <vector_types.h>
-
 #include "chain_partition.h"
 #include "cuda/linear_args.h"
 
@@ -22,13 +20,7 @@ struct alignas(64) ChainLayer {
   int fours_log2;      // the columns of a tile by fours, as a power of two at least
   int scale_bytes;     // of an n-block's group; 0: one for all steps
   int slot_groups;     // by which a slot's scales go on in their map; 0: one for all
-  int k;
   bool waits;  // for all layers before it: what it reads or writes is theirs
-  bool tells;  // a layer after it waits
-  // Instead: results are handed over, x is; with so many fours of columns from row to row. Or null.
-  uint4* hands;
-  const uint4* handed;
-  int hands_fours, handed_fours;
 };
 
 struct alignas(64) ChainArgs {
@@ -39,7 +31,6 @@ struct alignas(64) ChainArgs {
   // Zero between launches: how many thread blocks have finished each layer, and how many all.
   int* finished;
   int* ended;
-  int* launches;  // on this workspace, in which anything was handed over
 };
 
 }  // namespace qlinear::cuda

@@ -28,13 +28,11 @@ struct ChainBarriers {
         others(codes + args.memory.slots * 8),
         free(others + args.memory.slots * 8) {}
 
-  // By one lane of each copying warp, of which this is number `part`; all but codes have so many
-  // bringers.
-  __device__ __forceinline__ void init(const ChainArgs& args, int part, int warps,
-                                       int bringers) const {
+  // By one lane of each copying warp, of which this is number `part`.
+  __device__ __forceinline__ void init(const ChainArgs& args, int part, int warps) const {
     const int slots = args.memory.slots;
     for (int i = part; i < partition::kChainBarriers * slots; i += partition::kCopyThreads / 32) {
-      const int arrivals = i < slots ? 1 : i < 2 * slots ? bringers : warps;
+      const int arrivals = i < slots ? 1 : i < 2 * slots ? 2 : warps;
       barrier_init(codes + i * 8, arrivals);
     }
     barrier_init_fence();
@@ -82,38 +80,36 @@ struct ChainCopier {
 
   // By one thread.
   __device__ __forceinline__ void run() const {
-    RingPlace place{0, 1}, awaited;
-    int ahead = 0;  // slots of codes that are on their way
-    for (int i = 0; i < args.count; ++i) run_layer(i, place, awaited, ahead);
-  }
-  __device__ __forceinline__ void run_layer(int i, RingPlace& place, RingPlace& awaited,
-                                            int& ahead) const {
     const int ring = args.memory.slots, slot_bytes = args.memory.slot_bytes;
     const uint32_t there = part == kCodes ? barriers.codes : barriers.others;
-    const ChainLayer& layer = args.layers[i];
-    const partition::Share share =
-        partition::share_of(layer.n_blocks, static_cast<int>(gridDim.x), blockIdx.x);
-    if (share.count == 0) return;
-    if (part == kRows && layer.waits) wait_for_layers(i);
-    for (int t = 0; t < layer.tiles.tiles; ++t) {
-      const partition::Share tile = partition::share_of(share.count, layer.tiles.tiles, t);
-      if (tile.count == 0) continue;
-      const Boxes boxes = boxes_of(layer, tile.count);
-      const int row = part == kRows ? 0 : share.first + tile.first;
-      const int in_flight = layer.in_flight;
-      int at = 0;
+    RingPlace place{0, 1}, awaited;
+    int ahead = 0;  // slots of codes that are on their way
+    for (int i = 0; i < args.count; ++i) {
+      const ChainLayer& layer = args.layers[i];
+      const partition::Share share =
+          partition::share_of(layer.n_blocks, static_cast<int>(gridDim.x), blockIdx.x);
+      if (share.count == 0) continue;
+      if (part == kRows && layer.waits) wait_for_layers(i);
+      for (int t = 0; t < layer.tiles.tiles; ++t) {
+        const partition::Share tile = partition::share_of(share.count, layer.tiles.tiles, t);
+        if (tile.count == 0) continue;
+        const Boxes boxes = boxes_of(layer, tile.count);
+        const int row = part == kRows ? 0 : share.first + tile.first;
+        const int in_flight = layer.in_flight;
+        int at = 0;
 #pragma unroll 1
-      for (int left = layer.slots; left > 0; --left) {
-        for (ahead += part == kCodes ? 1 : 0; ahead > in_flight; --ahead) {
-          barrier_wait(barriers.codes + awaited.slot * 8, awaited.phase);
-          awaited.advance(1, ring);
+        for (int left = layer.slots; left > 0; --left) {
+          for (ahead += part == kCodes ? 1 : 0; ahead > in_flight; --ahead) {
+            barrier_wait(barriers.codes + awaited.slot * 8, awaited.phase);
+            awaited.advance(1, ring);
+          }
+          barrier_wait(barriers.free + place.slot * 8, place.phase);
+          barrier_expect(there + place.slot * 8, boxes.bytes);
+          copy_box(boxes.to + place.slot * slot_bytes, boxes.map, 0, row, at,
+                   there + place.slot * 8);
+          at += boxes.by;
+          place.advance(1, ring);
         }
-        barrier_wait(barriers.free + place.slot * 8, place.phase);
-        barrier_expect(there + place.slot * 8, boxes.bytes);
-        copy_box(boxes.to + place.slot * slot_bytes, boxes.map, 0, row, at,
-                 there + place.slot * 8);
-        at += boxes.by;
-        place.advance(1, ring);
       }
     }
   }

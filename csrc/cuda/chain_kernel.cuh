@@ -6,7 +6,7 @@
 // chain_partition.h.
 #pragma once
 
-#include "cuda/chain_handed.cuh"
+#include "cuda/chain_copier.cuh"
 #include "cuda/step.cuh"
 
 namespace qlinear::cuda {
@@ -21,8 +21,7 @@ struct ChainKernel {
   const uint32_t shared_base;
   const int lane, warp;
   const ChainBarriers barriers;
-  RingPlace place;     // of the next tile's first slot
-  uint32_t launch = 0;  // its number, with which results are handed over
+  RingPlace place;  // of the next tile's first slot
 
   __device__ __forceinline__ ChainKernel(const ChainArgs& a, unsigned char* dynamic_shared)
       : args(a),
@@ -64,8 +63,6 @@ struct ChainKernel {
     }
     return rows;
   }
-
-  static constexpr bool kHandsOver = kTokenBlocks == 1;  // of few rows
 
   __device__ __forceinline__ void block_barrier() const { named_barrier(0, kThreads); }
 
@@ -159,21 +156,9 @@ struct ChainKernel {
     for (int item = 0; item < kItems; ++item) {
       const int row = first_row + item * row_step;
       if (!has_columns || row >= args.m) break;
-      const int n = n_block * layout::kTileN + four * 4;
-      if (kHandsOver && layer.hands != nullptr) hand_over(layer, output, row, n, sums[item]);
-      store_results(output, row, n, sums[item]);
+      store_results(output, row, n_block * layout::kTileN + four * 4, sums[item]);
     }
     block_barrier();  // the partials' memory is free for the next tile
-  }
-
-  __device__ __forceinline__ void hand_over(const ChainLayer& layer, const Output& output, int row,
-                                            int n, float4 sum) const {
-    float values[4] = {sum.x, sum.y, sum.z, sum.w};
-    add_bias(output, n, values);
-    if (n >= output.n) return;
-    store_words(layer.hands + row * layer.hands_fours + n / partition::kHandedResults,
-                make_uint2(Dtype::pack(values[0], values[1]), launch),
-                make_uint2(Dtype::pack(values[2], values[3]), launch));
   }
 
   template <typename Step, int kBlocks>
@@ -224,55 +209,32 @@ struct ChainKernel {
           multiply_tile<1>(layer, part, tile.count, first);
         }
       }
-      if (layer.tells) finish_layer(i);
+      if (i + 1 < args.count) finish_layer(i);
     }
     // Whoever ends last, when nobody looks at them any more, clears the counters.
     if (threadIdx.x != 0) return;
     if (atomicAdd(args.ended, 1) + 1 < static_cast<int>(gridDim.x)) return;
     for (int i = 0; i < args.count; ++i) args.finished[i] = 0;
     *args.ended = 0;
-    if (kHandsOver) *args.launches = static_cast<int>(launch);
-  }
-
-  __device__ __forceinline__ void copy(int copy_warp) const {
-    const ChainCopier copier{args, barriers, shared_base, copy_warp};
-    const bool beside = copy_warp == partition::kFeeders;  // none of the three that copy
-    if (beside) copier.prefetch(lane);
-    if (kHandsOver && (beside || copy_warp == ChainCopier::kRows)) {
-      const HandedRows handed{copier, lane, beside ? 1 : 0, launch};
-      RingPlace place{0, 1}, awaited;
-      int ahead = 0;
-      for (int i = 0; i < args.count; ++i) {
-        const ChainLayer& layer = args.layers[i];
-        if (layer.handed != nullptr) {
-          handed.run_layer(layer, place);
-        } else if (beside) {
-          handed.pass_layer(layer, place);
-        } else {
-          if (lane == 0) copier.run_layer(i, place, awaited, ahead);
-          __syncwarp();
-          place.slot = __shfl_sync(0xffffffffu, place.slot, 0);
-          place.phase = __shfl_sync(0xffffffffu, place.phase, 0);
-        }
-      }
-    } else if (!beside && lane == 0) {
-      copier.run();
-    }
   }
 
   __device__ __forceinline__ void run() {
     enum { kStart = 1, kCopyStart };
-    if (kHandsOver) launch = static_cast<uint32_t>(*args.launches) + 1;
     if (threadIdx.x >= kThreads) {
-      if (!kHandsOver) give_registers<partition::kCopyRegisters>();
+      give_registers<partition::kCopyRegisters>();
       const int copy_warp = warp - kWarps;
-      if (lane == 0) barriers.init(args, copy_warp, kWarps, kHandsOver ? 3 : 2);
+      if (lane == 0) barriers.init(args, copy_warp, kWarps);
       __syncwarp();
       named_barrier(kCopyStart, partition::kCopyThreads);
       named_barrier_arrive(kStart, kThreads + partition::kCopyThreads);
-      copy(copy_warp);
+      const ChainCopier copier{args, barriers, shared_base, copy_warp};
+      if (copy_warp == partition::kFeeders) {
+        copier.prefetch(lane);
+      } else if (lane == 0) {
+        copier.run();
+      }
     } else {
-      if (!kHandsOver) take_registers<partition::chain_registers(kWarps)>();
+      take_registers<partition::chain_registers(kWarps)>();
       named_barrier(kStart, kThreads + partition::kCopyThreads);
       multiply();
     }

@@ -55,22 +55,12 @@ int chain_length(const ql_linear_params* params, int count, const ql_cuda_device
   return length >= 2 && largest <= kMostUneven * bytes ? length : 0;
 }
 
-Tie tie_of(const ql_linear_params* params, int place) {
+bool chain_waits(const ql_linear_params* params, int place) {
   const Bytes read = read_by(params[place]), written = written_by(params[place]);
-  Tie tie;
-  for (int i = 0; i < place; ++i) {
-    const Bytes earlier = written_by(params[i]);
-    tie.writes |= overlap(written, earlier) || overlap(written, read_by(params[i]));
-    if (!overlap(read, earlier)) continue;
-    tie.giver = tie.reads ? -1 : i;
-    tie.reads = true;
-  }
-  return tie;
-}
-
-bool reads_results(const ql_linear_params& from, const ql_linear_params& to) {
-  return to.x == from.y && to.k <= from.n && to.x_dtype == from.y_dtype &&
-         (to.m == 1 || to.x_row_stride == from.y_row_stride);
+  return std::any_of(params, params + place, [&](const ql_linear_params& before) {
+    return overlap(read, written_by(before)) || overlap(written, written_by(before)) ||
+           overlap(written, read_by(before));
+  });
 }
 
 }  // namespace qlinear::cuda

@@ -1,4 +1,4 @@
-// Which products one launch computes, and what they have to do with each other; pure host code.
+// Which products one launch computes, and which of them wait for those before; pure host code.
 #pragma once
 
 #include "chain_partition.h"
@@ -17,14 +17,7 @@ inline bool one_group(const ql_linear_params& params) { return params.group_size
 // below 2 none.
 int chain_length(const ql_linear_params* params, int count, const ql_cuda_device& device);
 
-// What a product has to do with those before it.
-struct Tie {
-  bool reads = false, writes = false;  // something of theirs
-  int giver = -1;                      // the only one whose results it reads
-};
-Tie tie_of(const ql_linear_params* params, int place);
-
-// Whether all that `to` reads is what `from` gives, as it is.
-bool reads_results(const ql_linear_params& from, const ql_linear_params& to);
+// Whether a product reads what one before it writes, or writes what one of them reads or writes.
+bool chain_waits(const ql_linear_params* params, int place);
 
 }  // namespace qlinear::cuda

@@ -99,24 +99,6 @@ __device__ __forceinline__ int load_acquire(const int* from) {
 __device__ __forceinline__ void add_release(int* to, int value) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
-// Two words of 8 bytes, each as a whole.
-__device__ __forceinline__ void store_words(uint4* to, uint2 first, uint2 second) {
-  asm volatile(
-      "{\n\t.reg .b64 one, two;\n\tmov.b64 one, {%1, %2};\n\tmov.b64 two, {%3, %4};\n\t"
-      "st.relaxed.gpu.global.v2.b64 [%0], {one, two};\n\t}" ::"l"(to),
-      "r"(first.x), "r"(first.y), "r"(second.x), "r"(second.y)
-      : "memory");
-}
-__device__ __forceinline__ uint4 load_words(const uint4* from) {
-  uint4 value;
-  asm volatile(
-      "{\n\t.reg .b64 one, two;\n\tld.relaxed.gpu.global.v2.b64 {one, two}, [%4];\n\t"
-      "mov.b64 {%0, %1}, one;\n\tmov.b64 {%2, %3}, two;\n\t}"
-      : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-      : "l"(from)
-      : "memory");
-  return value;
-}
 // What this thread has seen stored is there for its copies (copy_box) from now on.
 __device__ __forceinline__ void copies_see_stores() {
 #if __CUDA_ARCH__ >= 900

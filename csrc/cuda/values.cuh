@@ -48,10 +48,6 @@ __device__ __forceinline__ void store_shared_16(uint32_t to, uint4 value) {
                : "memory");
 }
 
-__device__ __forceinline__ void store_shared_8(uint32_t to, uint32_t first, uint32_t second) {
-  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(first), "r"(second) : "memory");
-}
-
 // Two scales that lie side by side: both halves of `low`, or for fp32 both words.
 __device__ __forceinline__ float2 scales_of(uint32_t low, uint32_t high, int dtype) {
   if (dtype == QL_F32) return make_float2(__uint_as_float(low), __uint_as_float(high));
@@ -71,20 +67,16 @@ __device__ __forceinline__ void store_value(unsigned char* y, int64_t index, flo
   }
 }
 
-// Adds the bias of four results from feature n on, or of as many as there are.
-__device__ __forceinline__ void add_bias(const Output& args, int n, float (&values)[4]) {
-  if (args.bias == nullptr) return;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (n + i < args.n) values[i] += load_value(args.bias, n + i, args.bias_dtype);
-  }
-}
-
 // Adds the bias and stores four results from feature n on, or as many as there are.
 __device__ __forceinline__ void store_results(const Output& args, int64_t row, int n, float4 sum) {
   if (n >= args.n) return;
   float values[4] = {sum.x, sum.y, sum.z, sum.w};
-  add_bias(args, n, values);
+  if (args.bias != nullptr) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (n + i < args.n) values[i] += load_value(args.bias, n + i, args.bias_dtype);
+    }
+  }
   const int64_t index = row * args.y_row_stride + n;
   if (args.y_vector && n + 4 <= args.n) {
     if (args.y_dtype == QL_F32) {

@@ -1,7 +1,7 @@
 // Runs the ring of a chain as its threads do, in many orders: copiers, the copy engine and warps
 // step by step over barriers as the hardware counts them (ChainCopier::run in chain_copier.cuh,
-// multiply_tile in chain_kernel.cuh, HandedRows in chain_handed.cuh). Nobody may wait for ever, and
-// what a warp reads must be what belongs there for as long as it reads.
+// multiply_tile in chain_kernel.cuh). Nobody may wait for ever, and what a warp reads must be what
+// belongs there for as long as it reads.
 #include <algorithm>
 #include <random>
 #include <vector>
@@ -48,8 +48,7 @@ struct Place {
   }
 };
 
-// Beside: who brings rows only where they are handed over, and else says that it has none.
-enum Part { kCodes, kScales, kRows, kBeside, kParts };
+enum Part { kCodes, kScales, kRows, kParts };
 
 struct Copy {
   int part, slot, number;  // number: of the slot among all of the chain
@@ -78,26 +77,24 @@ class Simulation {
     const auto ring = static_cast<size_t>(chain.memory.slots);
     const int warps = partition::chain_warps(chain.m);
     codes_.assign(ring, Barrier(1));
-    const int bringers = chain.m <= partition::kTokens ? 3 : 2;
-    others_.assign(ring, Barrier(bringers));
+    others_.assign(ring, Barrier(2));
     free_.assign(ring, Barrier(warps));
     for (auto& part : held_) part.assign(ring, -1);
-    for (int part = 0; part <= bringers; ++part) copiers_.emplace_back(part);
+    for (int part = 0; part < kParts; ++part) copiers_.emplace_back(part);
     for (int warp = 0; warp < warps; ++warp) warps_.emplace_back(warp);
   }
 
   // Null, or what went wrong. `engine`: how willing it is, of 100, beside everybody else.
   const char* run(int engine) {
-    const int copiers = static_cast<int>(copiers_.size());
-    const int everybody = copiers + static_cast<int>(warps_.size());
+    const int everybody = kParts + static_cast<int>(warps_.size());
     for (;;) {
       if (static_cast<int>(draw_() % 100) < engine && land()) continue;
       const int first = static_cast<int>(draw_()) & 0xffff;
       bool moved = false;
       for (int i = 0; i < everybody && !moved; ++i) {
         const int who = (first + i) % everybody;
-        moved = who < copiers ? copy(copiers_[static_cast<size_t>(who)])
-                              : multiply(warps_[static_cast<size_t>(who - copiers)]);
+        moved = who < kParts ? copy(copiers_[static_cast<size_t>(who)])
+                             : multiply(warps_[static_cast<size_t>(who - kParts)]);
       }
       if (fault_ != nullptr) return fault_;
       if (moved || land()) continue;
@@ -139,13 +136,9 @@ class Simulation {
     }
     const int slot = copier.place.slot;
     if (!free_[static_cast<size_t>(slot)].passes(copier.place.phase)) return false;
-    if (copier.part == kBeside) {
-      there(copier.part, slot).arrive(1);
-    } else {
-      there(copier.part, slot).expect();
-      held_[copier.part][static_cast<size_t>(slot)] = -1;
-      copies_.push_back({copier.part, slot, copier.number++});
-    }
+    there(copier.part, slot).expect();
+    held_[copier.part][static_cast<size_t>(slot)] = -1;
+    copies_.push_back({copier.part, slot, copier.number++});
     copier.place.advance(1, ring);
     copier.counted = false;
     if (++copier.at == layer.slots) {
@@ -156,7 +149,7 @@ class Simulation {
   }
 
   bool holds(const Warp& warp) const {
-    return std::all_of(held_, held_ + kBeside, [&](const std::vector<int>& part) {
+    return std::all_of(held_, held_ + kParts, [&](const std::vector<int>& part) {
       return part[static_cast<size_t>(warp.mine.slot)] == warp.base + warp.at;
     });
   }
@@ -211,7 +204,7 @@ class Simulation {
   std::mt19937 draw_;
   std::vector<chain_cut::Layer> tiles_;
   std::vector<Barrier> codes_, others_, free_;
-  std::vector<int> held_[kBeside];
+  std::vector<int> held_[kParts];
   std::vector<Copier> copiers_;
   std::vector<Warp> warps_;
   std::vector<Copy> copies_;

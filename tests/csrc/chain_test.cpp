@@ -15,8 +15,8 @@ namespace partition = qlinear::partition;
 using partition::Share;
 using partition::share_of;
 
-void check_ring();  // chain_ring_test.cpp
-void check_ties();  // chain_ties_test.cpp
+void check_ring();   // chain_ring_test.cpp
+void check_waits();  // chain_waits_test.cpp
 
 namespace {
 
@@ -252,58 +252,17 @@ void check_rows() {
 }
 
 // What setmaxnreg moves: all that is asked for must be there, else the last to ask waits for ever.
-// Beside few rows nothing is moved, and threads have what the launch gives them.
 void check_registers() {
   Section section("registers");
   for (int m = 1; m <= kMostRows; ++m) {
     const int warps = partition::chain_warps(m), threads = partition::chain_threads(warps);
-    const int at_launch = partition::chain_bound(warps), taken = partition::chain_registers(warps);
-    const int left = m <= partition::kTokens ? at_launch : partition::kCopyRegisters;
-    const int all = taken * warps * 32 + left * partition::kCopyThreads;
-    section.check(all <= at_launch * threads && at_launch * threads <= 65536 && threads <= 1024,
-                  "m %d: %d of %d registers", m, all, at_launch * threads);
-    section.check(at_launch % 8 == 0 && taken % 8 == 0 && taken >= at_launch && taken <= 256 &&
-                      left <= at_launch && warps % 4 == 0,
+    const int at_launch = 65536 / threads / 8 * 8, taken = partition::chain_registers(warps);
+    const int moved = taken * warps * 32 + partition::kCopyRegisters * partition::kCopyThreads;
+    section.check(moved <= at_launch * threads && threads <= 1024 && warps % 4 == 0,
+                  "m %d: %d of %d registers", m, moved, at_launch * threads);
+    section.check(taken % 8 == 0 && taken >= at_launch && taken <= 256 &&
+                      partition::kCopyRegisters <= at_launch,
                   "m %d: from %d to %d", m, at_launch, taken);
-  }
-}
-
-// HandedRows in chain_handed.cuh: of every slot each word once, by one of two warps, in the place
-// where rows of x lie; so many at once as a lane has registers for.
-void check_handed() {
-  Section section("handed_rows");
-  for (int m = 1; m <= partition::kHandedRows; ++m) {
-    for (int steps = 1; steps * m <= partition::kHandedAtOnce; ++steps) {
-      const int of_slot = steps * m;
-      std::set<int> places;
-      for (int which = 0; which < 2; ++which) {
-        const int mine = which == 0 ? (of_slot + 1) / 2 : of_slot / 2;
-        const int skipped = which == 0 ? 0 : of_slot - mine;
-        section.check(mine <= partition::kHandedAtOnce, "m %d, %d steps: %d words", m, steps, mine);
-        int step = skipped / m, row = skipped % m;
-        for (int done = 0; done < mine; ++done) {
-          for (int lane = 0; lane < 32; ++lane) {
-            const int line = (2 * step + lane / 16) * m + row;
-            const int ours = line * 128 + (lane % 16 / 2 ^ line % 8) * 16 + lane % 2 * 8;
-            const int k = lane * partition::kHandedResults;  // of the step
-            const int at = ((2 * step + k / 64) * m + row) * 128 + k % 64 * 2;
-            section.check(ours == swizzled(at) && places.insert(ours).second,
-                          "m %d, %d steps: step %d row %d lane %d at %d", m, steps, step, row, lane,
-                          ours);
-          }
-          if (++row == m) {
-            row = 0;
-            ++step;
-          }
-        }
-      }
-      section.check(static_cast<int>(places.size()) * 8 == of_slot * 256,
-                    "m %d, %d steps: %zu places", m, steps, places.size());
-    }
-    for (const int n : {64, 65, 4096, 28672}) {
-      const int64_t fours = partition::handed_bytes(m, n) / m / 16;
-      section.check(fours * 4 >= n && fours * 4 < n + 4, "m %d, n %d", m, n);
-    }
   }
 }
 
@@ -319,8 +278,7 @@ int main() {
   check_results();
   check_rows();
   check_registers();
-  check_handed();
   check_ring();
-  check_ties();
+  check_waits();
   return 0;
 }

@@ -1,4 +1,4 @@
-"""What layers of one launch give to each other, by counters or handed over word by word.
+"""What layers of one launch give to each other.
 
 Every layer selects some of its input features, so that each result through the whole chain is
 exactly known; x is another one at every launch, so that what an earlier launch left shows.
@@ -23,10 +23,10 @@ PADDED = ((4096, 6100), (6080, 4099), (4096, 8390), (1088, 4096))
 SMALL = ((2048, 2100), (2048, 2048), (2048, 2112), (2048, 2048))
 """Slots of several steps."""
 WIDE_AND_NARROW = ((4096, 28672), (14336, 2048), (2048, 4096))
-"""Slots as large as wide tiles need have too many steps of narrow ones to hand over two rows."""
+"""Slots as large as those of wide tiles hold many steps of narrow ones."""
 LONG = ((4096, 4096),) * 8
 LARGE = ((512, 135168), (512, 135168), (512, 135168), (512, 135168), (512, 4096))
-"""What two rows of it take is more than the workspace has room for: some is not handed over."""
+"""Four tiles in each share."""
 
 
 @pytest.fixture(autouse=True)
@@ -122,10 +122,7 @@ def test_one_result_is_read_by_several(kernels: RecordingKernels, m: int) -> Non
 
 
 @pytest.mark.parametrize("m", [1, 2, 4, 16])
-def test_what_is_handed_over_stands_beside_what_is_waited_for(
-    kernels: RecordingKernels, m: int
-) -> None:
-    """A layer in between reads columns from the middle: no word begins there."""
+def test_a_layer_that_reads_columns_from_the_middle(kernels: RecordingKernels, m: int) -> None:
     shapes = ((4096, 8192), (4096, 4096), (4096, 4096), (4096, 4096))
     chain = chain_of(kernels, selections(kernels, shapes, torch.float16), m, torch.float16)
     middle = chain.ys[0][:, 2048:]
@@ -167,7 +164,7 @@ def test_chains_take_turns_on_one_workspace(kernels: RecordingKernels) -> None:
 
 
 def test_a_workspace_that_was_cleared_begins_anew(kernels: RecordingKernels) -> None:
-    """As it must be after a failed launch; numbers of launches start again with what they mark."""
+    """As it must be after a failed launch."""
     chain = chain_of(kernels, selections(kernels, BLOCK, torch.float16), 1, torch.float16)
     for _ in range(5):
         for _ in range(3):

@@ -24,7 +24,7 @@ SOURCES = {
     "chain": (
         "tests/csrc/chain_test.cpp",
         "tests/csrc/chain_ring_test.cpp",
-        "tests/csrc/chain_ties_test.cpp",
+        "tests/csrc/chain_waits_test.cpp",
         "csrc/cuda/plan.cpp",
         "csrc/cuda/plan_chain.cpp",
         "csrc/cuda/plan_fed.cpp",
@@ -75,9 +75,7 @@ AT_LEAST = {
         "rows_of_x_banks": 8 * (8 * 4 + 8 * 8) * 4,
         "registers": 2 * 16,
         "ring": 6 * 3 * (16 * 6 + 20),
-        "ties": 4000,
-        "read_results": 5000,
-        "handed_rows": 2000,
+        "waits": 4000,
     },
 }
 
