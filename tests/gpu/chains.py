@@ -12,6 +12,7 @@ from gpu.running import COUNTER_BYTES
 
 from qlinear_service.kernels.abi import LinearParams
 from qlinear_service.kernels.cuda_abi import CudaFlag, CudaLaunch
+from qlinear_service.kernels.layout import round_up
 from qlinear_service.kernels.torch_types import from_torch
 
 BLOCK = ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096))
@@ -55,7 +56,8 @@ class Chain:
         x: what the first one reads, [m, k].
         shared: all layers read the first columns of `x`.
         dtype: of results; that of `x` if it is not given.
-        y_gap: elements between rows of results.
+        y_gap: elements between rows of results, or one to seven more.
+        aligned: those seven: rows of results begin at multiples of 16 bytes, as those of x must.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Chain:
         shared: bool = False,
         dtype: torch.dtype | None = None,
         y_gap: int = 0,
+        aligned: bool = False,
     ) -> None:
         self.kernels, self.problems, self.x = kernels, problems, x
         self.xs: list[torch.Tensor] = []
@@ -77,7 +80,8 @@ class Chain:
         source = x
         for place, problem in enumerate(problems):
             n, k = problem.logical.spec.n, problem.logical.spec.k
-            room = (len(x), n + y_gap)
+            stride = n + y_gap
+            room = (len(x), round_up(stride, 8) if aligned else stride)
             self.rooms.append(torch.empty(room, dtype=dtype or x.dtype, device=x.device))
             self.params[place] = kernels._params_of(problem.layer)
             self.xs.append(source[:, :k])

@@ -65,11 +65,15 @@ def new_x(chain: Chain) -> None:
 
 
 def chain_of(
-    kernels: RecordingKernels, problems: Sequence[Problem], m: int, dtype: torch.dtype, gap: int = 0
+    kernels: RecordingKernels,
+    problems: Sequence[Problem],
+    m: int,
+    dtype: torch.dtype,
+    gap: int | None = None,
 ) -> Chain:
     k = problems[0].logical.spec.k
     x = torch.zeros((m, k), dtype=dtype, device=kernels.device)
-    return Chain(kernels, problems, x, y_gap=gap)
+    return Chain(kernels, problems, x, y_gap=gap or 0, aligned=gap is None)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
