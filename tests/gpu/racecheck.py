@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "service"))
 
 from gpu.race_report import RaceReport, read
+from gpu.sanitize_chains import CHAINS
 
 from qlinear_service.kernels import cuda_abi
 
@@ -62,7 +63,7 @@ def check(tool: Sequence[str], library: Path, part: tuple[int, int], keep: Path 
 
 def run(tool: Sequence[str], library: Path, args: argparse.Namespace) -> RaceReport:
     """Check all that is asked for, some processes at a time, and return what was reported."""
-    count = cuda_abi.declare(ctypes.CDLL(str(library))).ql_cuda_kernel_count()
+    count = cuda_abi.declare(ctypes.CDLL(str(library))).ql_cuda_kernel_count() + len(CHAINS)
     todo = parts(args.first, min(args.last, count))
     whole = RaceReport()
     columns = TextColumn("racecheck"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()

@@ -3,112 +3,30 @@
     compute-sanitizer --tool memcheck python3 tests/gpu/sanitize.py LIBRARY
     compute-sanitizer --tool racecheck python3 tests/gpu/sanitize.py LIBRARY 0 14
 
-The numbers are the first kernel and the one to stop before. No pytest and no torch: each tensor is
-an allocation of its own of exactly its size, and what is not written stays uninitialized, so that
-a byte read too far or too early is seen. Prints how many launches were right; exits with 1 if
-one was not.
+The numbers are the first kernel and the one to stop before; behind the library's own come those of
+chains (sanitize_chains.py). No pytest and no torch (bare.py). Prints how many launches were right;
+exits with 1 if one was not.
 """
 
 import ctypes
 import itertools
 import sys
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "service"))
 
+from gpu.bare import COUNTER_BYTES, Memory, drawn_layer, encoded, rounded
 from gpu.formats import ARRANGEMENTS, Kernel, kernels_of
+from gpu.sanitize_chains import chains_of, launch_chain
 
 from qlinear_service.dtypes import DType
 from qlinear_service.kernels import cuda_abi, layout
 from qlinear_service.kernels.abi import GatherParams, LinearParams
 from qlinear_service.kernels.cuda_abi import CudaDevice, CudaLaunch, CudaPlan, Status
-
-COUNTER_BYTES = 1024 * 1024
-Array = npt.NDArray[np.generic]
-
-
-class Memory:
-    """Device memory through the driver: one allocation for each array."""
-
-    def __init__(self) -> None:
-        self._driver = ctypes.CDLL("libcuda.so.1")
-        device, context = ctypes.c_int(), ctypes.c_void_p()
-        self._call("cuInit", 0)
-        self._call("cuDeviceGet", ctypes.byref(device), 0)
-        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-        self._call("cuCtxSetCurrent", context)
-        self._taken: list[int] = []
-
-    def _call(self, name: str, *arguments: object) -> None:
-        status = getattr(self._driver, name)(*arguments)
-        assert status == 0, f"{name}: CUDA driver error {status}"
-
-    def take(self, nbytes: int) -> int:
-        """Return the address of uninitialized memory."""
-        address = ctypes.c_uint64()
-        self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(nbytes))
-        self._taken.append(address.value)
-        return address.value
-
-    def put(self, array: Array) -> int:
-        """Return the address of a copy of `array`."""
-        whole = np.ascontiguousarray(array)
-        address = self.take(whole.nbytes)
-        pointer = ctypes.c_void_p(whole.ctypes.data)
-        self._call(
-            "cuMemcpyHtoD_v2", ctypes.c_uint64(address), pointer, ctypes.c_size_t(whole.nbytes)
-        )
-        return address
-
-    def clear(self, address: int, nbytes: int) -> None:
-        """Write zeros."""
-        self._call("cuMemsetD8_v2", ctypes.c_uint64(address), 0, ctypes.c_size_t(nbytes))
-
-    def get(self, address: int, like: Array) -> Array:
-        """Wait for the device and return what lies there."""
-        self._call("cuCtxSynchronize")
-        found = np.empty_like(like)
-        pointer = ctypes.c_void_p(found.ctypes.data)
-        self._call(
-            "cuMemcpyDtoH_v2", pointer, ctypes.c_uint64(address), ctypes.c_size_t(found.nbytes)
-        )
-        return found
-
-    def give_back(self) -> None:
-        """Free everything."""
-        for address in self._taken:
-            self._call("cuMemFree_v2", ctypes.c_uint64(address))
-        self._taken.clear()
-
-
-def encoded(values: npt.NDArray[np.float32], dtype: int) -> Array:
-    """Return small numbers as the library reads them."""
-    if dtype == DType.BF16:
-        return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    return values.astype(np.float16 if dtype == DType.F16 else np.float32)
-
-
-def rounded(values: npt.NDArray[np.float32], dtype: int) -> Array:
-    """Return results as the library stores them, bfloat16 as its bits."""
-    if dtype == DType.BF16:
-        bits = values.astype(np.float32).view(np.uint32)
-        return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-    return values.astype(np.float16 if dtype == DType.F16 else np.float32)
-
-
-@cache
-def places(n: int, k: int, bits: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the byte and the shift of every code, [n, k]."""
-    k_padded = layout.round_up(k, layout.PAD_K)
-    found = [[layout.code_place(i, j, k_padded, bits) for j in range(k)] for i in range(n)]
-    both = np.array(found, dtype=np.int64)
-    return both[..., 0], both[..., 1]
 
 
 @dataclass(frozen=True)
@@ -148,28 +66,15 @@ def cases_of(kernel: Kernel) -> list[Case]:
 def launch_and_compare(library: ctypes.CDLL, memory: Memory, case: Case) -> str:
     """Return "" or what is wrong."""
     params, draw = LinearParams.from_buffer_copy(case.params), np.random.default_rng(0)
-    m, n, k, bits = params.m, params.n, params.k, params.bits
-    n_padded, k_padded = layout.round_up(n, layout.PAD_N), layout.round_up(k, layout.PAD_K)
-    groups = layout.group_count(k_padded, params.group_size)
-    packed = draw.integers(0, 256, layout.qweight_bytes(n_padded, k_padded, bits), dtype=np.uint8)
-    scales = np.exp2(draw.integers(-2, 1, (n_padded // 16, groups, 16))).astype(np.float32)
-    zeros = draw.integers(0, 2**bits, scales.shape, dtype=np.uint8)
+    m, n, k = params.m, params.n, params.k
+    layer = drawn_layer(draw, params, zeros=case.zeros)
     bias = draw.integers(-9, 9, n).astype(np.float32)
     x = draw.integers(-2, 3, (m, k)).astype(np.float32)
+    expected = x @ layer.weights.T + (bias if case.bias else 0)
 
-    byte, shift = places(n, k, bits)
-    codes = packed[byte] >> shift & (2**bits - 1)
-    rows = np.arange(n)
-    position = 2 * (rows % 8) + rows % 16 // 8
-    group = np.zeros(k, np.int64) if params.group_size == -1 else np.arange(k) // params.group_size
-    scale_of = scales[rows[:, None] // 16, group, position[:, None]]
-    zero_of = zeros[rows[:, None] // 16, group, position[:, None]].astype(np.int64)
-    weights = scale_of * (codes.astype(np.int64) - (zero_of if case.zeros else 2 ** (bits - 1)))
-    expected = x @ weights.T.astype(np.float32) + (bias if case.bias else 0)
-
-    params.x, params.qweight = memory.put(encoded(x, params.x_dtype)), memory.put(packed)
-    params.scales = memory.put(encoded(scales, params.scale_dtype))
-    params.zeros = memory.put(zeros) if case.zeros else None
+    params.x, params.qweight = memory.put(encoded(x, params.x_dtype)), memory.put(layer.qweight)
+    params.scales = memory.put(encoded(layer.scales, params.scale_dtype))
+    params.zeros = memory.put(layer.zeros) if case.zeros else None
     params.bias = memory.put(encoded(bias, params.bias_dtype)) if case.bias else None
     right = rounded(expected, params.y_dtype)
     y = np.empty((m, params.y_row_stride), right.dtype)
@@ -228,13 +133,19 @@ def main() -> int:
     device, memory = CudaDevice(), Memory()
     assert library.ql_cuda_device_info(0, device) == Status.OK
     right, faults = 0, []
-    for kernel in kernels_of(library)[first:last]:
+    kernels = kernels_of(library)
+    for kernel in kernels[first:last]:
         for case in cases_of(kernel) if kernel.runs_on(device) else ():
             fault = launch_and_compare(library, memory, case)
             memory.give_back()
             right += not fault
             tiles = "whole" if case.plans[0].whole_tiles else "split"
             faults += [f"{kernel.name}, {tiles} tiles: {fault}"] if fault else []
+    for chain in chains_of(device)[max(0, first - len(kernels)) : max(0, last - len(kernels))]:
+        fault = launch_chain(library, memory, device, chain)
+        memory.give_back()
+        right += not fault
+        faults += [f"{chain.name}: {fault}"] if fault else []
     if first == 0:
         run_helpers(library, memory)
     print("\n".join([*faults, f"{right} launches right, {len(faults)} wrong"]))

@@ -90,7 +90,10 @@ def test_without_the_wait_launches_are_wrong() -> None:
 
 
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outputs: list[str], *words: str) -> int:
-    """Run racecheck.py on a library of five kernels; a stand-in for the tool prints `outputs`."""
+    """Run racecheck.py on a library of one kernel; a stand-in for the tool prints `outputs`.
+
+    Behind that one come those of chains: five in all.
+    """
     for number, text in enumerate(outputs):
         (tmp_path / f"{2 * number}.out").write_text(text)
     tool = tmp_path / "tool"
@@ -98,7 +101,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outputs: list[str], *wo
     tool.chmod(0o755)
     library = tmp_path / "library.so"
     library.touch()
-    functions = SimpleNamespace(ql_cuda_kernel_count=lambda: 5)
+    functions = SimpleNamespace(ql_cuda_kernel_count=lambda: 1)
     monkeypatch.setattr(racecheck.ctypes, "CDLL", lambda path: None)
     monkeypatch.setattr(racecheck.cuda_abi, "declare", lambda library: functions)
     return racecheck.main([str(library), *words, "--tool", str(tool)])
