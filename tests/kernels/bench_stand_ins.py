@@ -56,6 +56,8 @@ class StandInFunctions:
     def __init__(self, spoil: Callable[[LinearParams], None] | None = None) -> None:
         self._cpu = ctypes.CDLL(str(build.build_cpu_library(build.default_cache_dir())))
         self._spoil = spoil
+        self.spoil_chain: Callable[[Any], None] | None = None
+        """Shown the layers of each chain that has run."""
         self.slabs: list[tuple[int, int]] = []
         """Features that were dequantized, begin and count."""
         # Whose types are told, as to a function of ctypes.
@@ -71,6 +73,17 @@ class StandInFunctions:
         if self._spoil is not None:
             self._spoil(params._obj)
         return status
+
+    def ql_cuda_linear_chain(self, params: Any, plans: None, count: int, launch: Any) -> int:
+        for one in params:
+            status = int(self._cpu.ql_cpu_linear(ctypes.byref(one)))
+            assert status == Status.OK
+        if self.spoil_chain is not None:
+            self.spoil_chain(params)
+        return Status.OK
+
+    def ql_cuda_chain_length(self, params: Any, count: int, device: Any) -> int:
+        return count if params[0].m <= 16 else 0
 
     def ql_cuda_plan_linear(self, params: Any, device: Any, flags: int, plan: Any) -> int:
         plan._obj.token_blocks = plan._obj.warps_n = 1
