@@ -194,7 +194,8 @@ typedef struct ql_cuda_batch {
   int32_t reserved;
 } ql_cuda_batch;
 
-// Whether the copy engine of `device` takes many copies in one call, by its driver and this library.
+// Whether the copy engine of `device` takes many copies in one call, by its driver and this
+// library.
 int ql_cuda_copies_parts(int device);
 
 // Puts a batch on its way without waiting for any of it. After a failure nothing of the steps

@@ -113,8 +113,8 @@ typedef struct ql_dispatch_options {
                              // alone; 0: as many as they take
   int32_t timed_each;        // of so many batches of a layer that are not alone one is timed, of
                              // those that are every one; 0 and 1: all are
-  int32_t copied_row_bytes;  // rows of results that are so long or longer go out by the copy engine,
-                             // unless a batch is alone; 0: none do
+  int32_t copied_row_bytes;  // rows of results that are so long or longer go out by the copy
+                             // engine, unless a batch is alone; 0: none do
   double idle_spin_seconds;  // with `spins`: how long they look for more before they sleep
   char* slab;
   int64_t slot_unit_bytes;

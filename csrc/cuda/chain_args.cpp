@@ -22,11 +22,13 @@ bool one_group(const ql_linear_params& params) { return params.group_size == -1;
 // Whether the kernel can compute this product at all.
 bool fits(const ql_linear_params& params) {
   return check_problem(params) == QL_OK && is_multiple(params.qweight, layout::kAlignBytes) &&
-         is_multiple(params.scales, layout::kVectorBytes) && params.m >= 1 && params.m <= partition::kChainMostRows && params.n > 0 && params.k > 0 &&
+         is_multiple(params.scales, layout::kVectorBytes) && params.m >= 1 &&
+         params.m <= partition::kChainMostRows && params.n > 0 && params.k > 0 &&
          params.k % kPieceK == 0 && params.bits == 4 &&
          (one_group(params) || params.group_size == kStepK) && params.zeros == nullptr &&
-         params.scale_dtype == compute_dtype(params) && x_can_be_copied(params) && params.qweight != nullptr && params.x != nullptr &&
-         params.y != nullptr && params.scales != nullptr;
+         params.scale_dtype == compute_dtype(params) && x_can_be_copied(params) &&
+         params.qweight != nullptr && params.x != nullptr && params.y != nullptr &&
+         params.scales != nullptr;
 }
 
 struct Bytes {

@@ -128,7 +128,7 @@ class Core {
   int running_ = 0;
   uint64_t numbers_ = 0;
   double sending_since_ = 0;
-  std::vector<Timing> timings_;  // of layers
+  std::vector<Timing> timings_;    // of layers
   std::deque<RunningPtr> sent_;    // in order
   std::vector<RunningPtr> chain_;  // that is to be sent
   std::vector<RunningPtr> spare_;

@@ -102,8 +102,7 @@ void Core::send(Lock& lock, RunningPtr running) {
   sending_since_ = running->began;
   note_oldest();
   lock.unlock();
-  const int status =
-      sender_.send(running->batch, *running->stage, running->plan, running->manner);
+  const int status = sender_.send(running->batch, *running->stage, running->plan, running->manner);
   acquire(lock);
   if (status == QL_OK) {
     sent_.push_back(std::move(running));

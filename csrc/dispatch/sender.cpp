@@ -69,8 +69,7 @@ Stage* Sender::take_stage() {
   return stage;
 }
 
-int Sender::send(const Batch& batch, Stage& stage, const ql_cuda_plan* plan,
-                 Manner manner) const {
+int Sender::send(const Batch& batch, Stage& stage, const ql_cuda_plan* plan, Manner manner) const {
   fill(batch, stage, plan, manner);
   const int status = options_.run(&stage.batch);
   if (status != QL_BAD_PLAN) return status;
@@ -85,8 +84,7 @@ int Sender::wait(const Stage& stage, int64_t nanoseconds, bool& done, int64_t to
   return status;
 }
 
-void Sender::fill(const Batch& batch, Stage& stage, const ql_cuda_plan* plan,
-                  Manner manner) const {
+void Sender::fill(const Batch& batch, Stage& stage, const ql_cuda_plan* plan, Manner manner) const {
   const bool alone = manner.is_alone;
   const ql_descriptor& first = batch.parts[0].item();
   const ql_dispatch_layer& layer = layers_[first.layer];

@@ -151,7 +151,8 @@ int ql_cuda_run_batch(const ql_cuda_batch* batch) {
   if (status != QL_OK) return status;
   if (batch->y_host == nullptr && batch->copies_parts != 0) {
     ++fake.part_copies;
-    return fake.failing_scatters > 0 ? ql_cuda_scatter_rows(&y, &batch->launch) : move_rows(y, true);
+    return fake.failing_scatters > 0 ? ql_cuda_scatter_rows(&y, &batch->launch)
+                                     : move_rows(y, true);
   }
   if (batch->y_host == nullptr) return ql_cuda_scatter_rows(&y, &batch->launch);
   ++fake.copies;
@@ -161,7 +162,8 @@ int ql_cuda_run_batch(const ql_cuda_batch* batch) {
 
 int ql_cuda_copies_parts(int) { return 1; }
 
-int ql_cuda_wait_batch(const ql_cuda_batch* batch, int64_t nanoseconds, int32_t* done, int64_t* took) {
+int ql_cuda_wait_batch(const ql_cuda_batch* batch, int64_t nanoseconds, int32_t* done,
+                       int64_t* took) {
   *done = 0;
   if (nanoseconds < 0 && chaos.happens(chaos.pauses)) usleep(20'000);
   while (hangs && nanoseconds < 0) usleep(1000);
