@@ -204,10 +204,11 @@ def parser() -> argparse.ArgumentParser:
         type=Variant.read,
         nargs="+",
         default=(STANDARD,),
-        metavar="STAGES[:SPARE][:urgent][:BLOCKS][:two]",
+        metavar="STAGES[:SPARE][:urgent][:BLOCKS][:two][:light]",
         help="of a GPU: batches in flight, multiprocessors that products leave to the kernels that "
         "move rows [0], whether those go first, how many blocks they have [SPARE; 0: as many as "
-        "they take], whether two threads spin, one to send batches and one to see how they end "
+        "they take], whether two threads spin, one to send batches and one to see how they end, "
+        "whether but one batch in eight is timed and long results go out by the copy engine "
         "[as the server]",
     )
     made.add_argument(

@@ -38,6 +38,7 @@ SLAB_BYTES = 1 << 30
 MOST_SLOTS = 8192
 """Calls that wait or run; beyond it the producer refuses them, as the slab is its to give."""
 LONE_SECONDS = 0.5
+LIGHT_TIMED_EACH, LIGHT_COPIED_ROW_BYTES = 8, 32 << 10
 LONE_GAPS = {"at once": 0.0, "after 1 ms": 1e-3}
 
 
@@ -54,23 +55,25 @@ class Variant(NamedTuple):
     many as multiprocessors are left to them."""
     spinning: int = direct.SPINNING
     """Threads: who sends batches sees how they end, or two share that."""
+    is_light: bool = False
+    """One batch in eight is timed, and long results go out by the copy engine."""
 
     @classmethod
     def read(cls, text: str) -> "Variant":
-        """Return what "STAGES[:SPARE][:urgent][:BLOCKS][:two]" says."""
-        found = re.fullmatch(r"(\d+)(?::(\d+))?(:urgent)?(?::(\d+))?(:two)?", text)
+        """Return what "STAGES[:SPARE][:urgent][:BLOCKS][:two][:light]" says."""
+        found = re.fullmatch(r"(\d+)(?::(\d+))?(:urgent)?(?::(\d+))?(:two)?(:light)?", text)
         if found is None:
-            form = "STAGES[:SPARE][:urgent][:BLOCKS][:two]"
+            form = "STAGES[:SPARE][:urgent][:BLOCKS][:two][:light]"
             raise ValueError(f"{text!r} is no variant; expected {form}")
-        stages, spare, urgent, blocks, two = found.groups()
+        stages, spare, urgent, blocks, two, light = found.groups()
         told = None if blocks is None else int(blocks)
         spinning = 1 if two is None else 2
-        return cls(int(stages), int(spare or 0), urgent is not None, told, spinning)
+        return cls(int(stages), int(spare or 0), bool(urgent), told, spinning, bool(light))
 
     def __str__(self) -> str:
         blocks = "" if self.blocks is None else f":{self.blocks}"
-        two = ":two" * (self.spinning == 2)
-        return f"{self.stages}:{self.spare}" + ":urgent" * self.urgent_rows + blocks + two
+        more = blocks + ":two" * (self.spinning == 2) + ":light" * self.is_light
+        return f"{self.stages}:{self.spare}" + ":urgent" * self.urgent_rows + more
 
 
 STANDARD = Variant(direct.STAGES, direct.SPARE)
@@ -160,6 +163,8 @@ class NativeFeed:
             spare=variant.spare,
             row_blocks=variant.blocks,
             spinning=variant.spinning,
+            timed_each=LIGHT_TIMED_EACH if variant.is_light else None,
+            copied_row_bytes=LIGHT_COPIED_ROW_BYTES if variant.is_light else None,
         )
         self._direct.teach(self._layer, DType.F16, DType.F16)
         self._gpu = loaded.gpu

@@ -2,16 +2,16 @@
 //
 // Of each layer a thread block takes a share of the n-blocks and all of their k, so that nobody has
 // to add up what others hold. It goes through its share in tiles, mostly one, and through a tile in
-// *slots* of some steps (partition.h). A slot holds x, codes and scales of its steps, and belongs to
-// a group of warps: each has one of the steps and up to four of the n-blocks. Slots of all layers
-// have one size, so that the ring runs on from layer to layer.
+// *slots* of some steps (partition.h). A slot holds x, codes and scales of its steps, and belongs
+// to a group of warps: each has one of the steps and up to four of the n-blocks. Slots of all
+// layers have one size, so that the ring runs on from layer to layer.
 #pragma once
 
 #include "partition.h"
 
 namespace qlinear::partition {
 
-inline constexpr int kChainLayers = 8;       // that one launch may have
+inline constexpr int kChainLayers = 8;  // that one launch may have
 // Warps that multiply: as many as have registers, which 16 rows of x take more of.
 constexpr int chain_warps(int m) { return m <= kTokens ? 16 : 12; }
 constexpr int chain_threads(int warps) { return warps * 32 + kCopyThreads; }
@@ -23,7 +23,7 @@ constexpr int chain_registers(int warps) {
   return (each * chain_threads(warps) - kCopyRegisters * kCopyThreads) / (warps * 32) / kStep *
          kStep;
 }
-inline constexpr int kChainWarpBlocks = 4;   // n-blocks of a warp
+inline constexpr int kChainWarpBlocks = 4;  // n-blocks of a warp
 inline constexpr int kChainTileBlocks = 16;
 inline constexpr int kChainMostRows = 16;
 // Where a tile's sums are added up.

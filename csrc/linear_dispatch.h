@@ -94,6 +94,7 @@ typedef struct ql_dispatch_stage {
   int64_t x_bytes, y_bytes;
   uint64_t* table;  // pinned, [2][table_rows]
   void *in_start, *in_stop, *kernel_start, *kernel_stop, *out_start, *out_stop;
+  void *in_done, *kernel_done, *out_done;  // made without timing: of batches that are not timed
 } ql_dispatch_stage;
 
 typedef struct ql_dispatch_options {
@@ -110,6 +111,10 @@ typedef struct ql_dispatch_options {
   int32_t done_fd;           // an eventfd that is written to when completions wait; -1: none
   int32_t row_blocks;        // of the kernels that move rows, both together, of a batch that is not
                              // alone; 0: as many as they take
+  int32_t timed_each;        // of so many batches of a layer that are not alone one is timed, of
+                             // those that are every one; 0 and 1: all are
+  int32_t copied_row_bytes;  // rows of results that are so long or longer go out by the copy
+                             // engine, unless a batch is alone; 0: none do
   double idle_spin_seconds;  // with `spins`: how long they look for more before they sleep
   char* slab;
   int64_t slot_unit_bytes;
@@ -136,6 +141,8 @@ enum {
 typedef struct ql_completion {
   uint64_t sequence;  // of an item, or the number of a batch
   uint64_t batch;
+  // Of a batch that was not timed the first is what the layer's last one took that was, and the
+  // others are -1.
   int64_t kernel_nanoseconds, in_nanoseconds, out_nanoseconds;
   double seconds;  // of an item: waited before it first ran; of a batch: when it began
   int32_t rows;    // of the batch, or of the part

@@ -43,7 +43,8 @@ cudaError_t launch_together(const ChainArgs& args, bool bf16, const ql_cuda_devi
   }
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(device.sm_count));
-  config.blockDim = dim3(static_cast<unsigned>(partition::chain_threads(partition::chain_warps(args.m))));
+  config.blockDim =
+      dim3(static_cast<unsigned>(partition::chain_threads(partition::chain_warps(args.m))));
   config.dynamicSmemBytes = static_cast<size_t>(args.memory.total);
   config.stream = stream;
   cudaLaunchAttribute cooperative{};
@@ -61,7 +62,8 @@ int run_together(const ql_linear_params* params, int length, const ql_cuda_launc
   if (guard.status() != QL_OK) return guard.status();
   ChainArgs args;
   if (!chain_args(params, length, guard.device(), launch.workspace, args)) {
-    set_error_text("a chain of %d layers: the driver cannot describe it to the copy engine", length);
+    set_error_text("a chain of %d layers: the driver cannot describe it to the copy engine",
+                   length);
     return QL_CUDA_ERROR;
   }
   const int begun = guard.begin();
@@ -76,8 +78,7 @@ int run_chain(const ql_linear_params* params, const ql_cuda_plan* const* plans, 
   const ql_cuda_device* device = device_info(chain.device, &status);
   if (device == nullptr) return status;
   const bool may = plans == nullptr && (chain.flags & QL_CUDA_BATCH_INVARIANT) == 0 &&
-                   chain.workspace != nullptr &&
-                   chain.workspace_bytes >= partition::kCounterBytes;
+                   chain.workspace != nullptr && chain.workspace_bytes >= partition::kCounterBytes;
   for (int place = 0; place < count; ++place) {
     const int length = may ? chain_length(params + place, count - place, *device) : 0;
     if (length >= 2) {

@@ -20,7 +20,7 @@ struct alignas(64) ChainLayer {
   int fours_log2;      // the columns of a tile by fours, as a power of two at least
   int scale_bytes;     // of an n-block's group; 0: one for all steps
   int slot_groups;     // by which a slot's scales go on in their map; 0: one for all
-  bool waits;  // for all layers before it: what it reads or writes is theirs
+  bool waits;          // for all layers before it: what it reads or writes is theirs
 };
 
 struct alignas(64) ChainArgs {

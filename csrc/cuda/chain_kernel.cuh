@@ -45,8 +45,8 @@ struct ChainKernel {
     }
   };
 
-  // Where this lane's rows of a step lie: m for each 64 k, one after the other, in the swizzle. What
-  // stands for rows beyond m is the last one: nobody looks at its products.
+  // Where this lane's rows of a step lie: m for each 64 k, one after the other, in the swizzle.
+  // What stands for rows beyond m is the last one: nobody looks at its products.
   struct Rows {
     uint32_t places[2];
     __device__ __forceinline__ uint32_t half(int number) const { return places[number]; }
@@ -181,8 +181,8 @@ struct ChainKernel {
     }
   }
 
-  // Tells the others that this thread block has stored its share of a layer. The last tile's end was
-  // a barrier: what all threads stored before it is this one's to release.
+  // Tells the others that this thread block has stored its share of a layer. The last tile's end
+  // was a barrier: what all threads stored before it is this one's to release.
   __device__ __forceinline__ void finish_layer(int number) const {
     if (threadIdx.x == 0) add_release(args.finished + number, 1);
   }
@@ -242,7 +242,8 @@ struct ChainKernel {
 };
 
 template <typename Dtype, int kTokenBlocks>
-__global__ void __launch_bounds__(partition::chain_threads(ChainKernel<Dtype, kTokenBlocks>::kWarps), 1)
+__global__ void __launch_bounds__(
+    partition::chain_threads(ChainKernel<Dtype, kTokenBlocks>::kWarps), 1)
     linear_chain(const __grid_constant__ ChainArgs args) {
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
   __trap();  // the host knows which devices can run it

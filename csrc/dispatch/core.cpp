@@ -25,6 +25,7 @@ Core::Core(const ql_dispatch_options& options)
       arriving_(kRingItems),
       ended_(kRingItems),
       rows_left_(static_cast<size_t>(options.queue.layers_count) + 1),
+      timings_(static_cast<size_t>(options.queue.layers_count)),
       call_(kTakenAtOnce) {
   queue_.on_leave_to = this;
   queue_.on_leave = [](void* to, uint32_t layer, int64_t rows) {

@@ -54,10 +54,15 @@ class Core {
     Batch batch;
     Stage* stage;  // null: it is the host's from the first on
     const ql_cuda_plan* plan;
-    bool is_alone;
+    Manner manner;
     bool has_failed;
   };
   using RunningPtr = std::unique_ptr<Running>;
+  // When a layer's batch was timed last: so many batches ago, and what came of it.
+  struct Timing {
+    int batches = 0;
+    int64_t kernel_nanoseconds = 0;
+  };
 
   // ---- The lock and the threads ----
   void acquire(Lock& lock);
@@ -84,6 +89,7 @@ class Core {
 
   // ---- What becomes of batches ----
   bool start_next(Lock& lock, double now);
+  bool is_to_be_timed(const Running& running);
   void add_followers(double now);
   RunningPtr new_running();
   void begin(RunningPtr running, double now);
@@ -122,6 +128,7 @@ class Core {
   int running_ = 0;
   uint64_t numbers_ = 0;
   double sending_since_ = 0;
+  std::vector<Timing> timings_;    // of layers
   std::deque<RunningPtr> sent_;    // in order
   std::vector<RunningPtr> chain_;  // that is to be sent
   std::vector<RunningPtr> spare_;

@@ -76,11 +76,21 @@ void Core::begin(RunningPtr running, double now) {
     // What has come since the time was taken has not waited.
     if (part.start == 0) entry.waited = std::max(now - entry.item.enqueued_at, 0.0);
   }
-  running->is_alone = running_ == 0 && queue_.rows() == 0;
+  running->manner.is_alone = running_ == 0 && queue_.rows() == 0;
+  running->manner.is_timed = is_to_be_timed(*running);
   running->plan = sender_.plan_of(running->batch);
   running->stage = running->plan == nullptr ? nullptr : sender_.take_stage();
   chain_.push_back(std::move(running));
   set_running(running_ + 1);
+}
+
+// Events that take the time hold up the device by microseconds, so not each batch of many has them.
+bool Core::is_to_be_timed(const Running& running) {
+  Timing& timing = timings_[running.batch.parts[0].item().layer];
+  const bool is_timed = running.manner.is_alone || timing.kernel_nanoseconds == 0 ||
+                        timing.batches + 1 >= options_.timed_each;
+  timing.batches = is_timed ? 0 : timing.batches + 1;
+  return is_timed;
 }
 
 void Core::send(Lock& lock, RunningPtr running) {
@@ -92,8 +102,7 @@ void Core::send(Lock& lock, RunningPtr running) {
   sending_since_ = running->began;
   note_oldest();
   lock.unlock();
-  const int status =
-      sender_.send(running->batch, *running->stage, running->plan, running->is_alone);
+  const int status = sender_.send(running->batch, *running->stage, running->plan, running->manner);
   acquire(lock);
   if (status == QL_OK) {
     sent_.push_back(std::move(running));
@@ -116,7 +125,9 @@ void Core::finish(Lock& lock, int status, const int64_t took[3]) {
   }
   ql_completion out = head_of(*running, QL_BATCH_DONE);
   out.in_nanoseconds = took[0];
-  out.kernel_nanoseconds = took[1];
+  int64_t& kernel_nanoseconds = timings_[static_cast<size_t>(out.layer)].kernel_nanoseconds;
+  if (running->manner.is_timed) kernel_nanoseconds = took[1];
+  out.kernel_nanoseconds = kernel_nanoseconds;
   out.out_nanoseconds = took[2];
   post(out);
   out.kind = QL_ITEM_DONE;

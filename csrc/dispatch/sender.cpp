@@ -7,6 +7,8 @@ namespace qlinear::dispatch {
 namespace {
 
 constexpr int64_t kRowAlign = 8;  // so that kernels can load 16 bytes
+// By the copy engine; each takes the host half a microsecond and more.
+constexpr int64_t kMostCopies = 64;
 
 int64_t item_bytes(int dtype) { return dtype == QL_F32 ? 4 : 2; }
 
@@ -67,8 +69,8 @@ Stage* Sender::take_stage() {
   return stage;
 }
 
-int Sender::send(const Batch& batch, Stage& stage, const ql_cuda_plan* plan, bool alone) const {
-  fill(batch, stage, plan, alone);
+int Sender::send(const Batch& batch, Stage& stage, const ql_cuda_plan* plan, Manner manner) const {
+  fill(batch, stage, plan, manner);
   const int status = options_.run(&stage.batch);
   if (status != QL_BAD_PLAN) return status;
   stage.batch.launch.plan = nullptr;  // a measured plan that rows of this x do not allow
@@ -82,7 +84,8 @@ int Sender::wait(const Stage& stage, int64_t nanoseconds, bool& done, int64_t to
   return status;
 }
 
-void Sender::fill(const Batch& batch, Stage& stage, const ql_cuda_plan* plan, bool alone) const {
+void Sender::fill(const Batch& batch, Stage& stage, const ql_cuda_plan* plan, Manner manner) const {
+  const bool alone = manner.is_alone;
   const ql_descriptor& first = batch.parts[0].item();
   const ql_dispatch_layer& layer = layers_[first.layer];
   const ql_dispatch_stage& memory = stage.memory;
@@ -131,6 +134,15 @@ void Sender::fill(const Batch& batch, Stage& stage, const ql_cuda_plan* plan, bo
   out.out_stream = alone ? options_.launch.stream : options_.out_stream;
   out.in_stop = alone ? memory.kernel_start : memory.in_stop;
   out.out_start = alone ? memory.kernel_stop : memory.out_start;
+  if (!manner.is_timed) {
+    out.in_start = out.launch.start_event = out.out_start = nullptr;
+    out.in_stop = memory.in_done;
+    out.launch.stop_event = memory.kernel_done;
+    out.out_stop = memory.out_done;
+  }
+  const int64_t row_bytes = product.n * item_bytes(first.y_dtype);
+  out.copies_parts = !alone && options_.copied_row_bytes > 0 && count <= kMostCopies &&
+                     row_bytes >= options_.copied_row_bytes;
 }
 
 // By the bytes that each moves: one of each may run at a time, and both have to do with what the

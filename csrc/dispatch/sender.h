@@ -20,6 +20,12 @@ struct Stage {
   std::vector<ql_cuda_part> parts;
 };
 
+// How a batch is sent.
+struct Manner {
+  bool is_alone;  // nothing else is with the device, or waits
+  bool is_timed;
+};
+
 class Sender {
  public:
   explicit Sender(const ql_dispatch_options& options);
@@ -35,7 +41,7 @@ class Sender {
 
   // A ql_status; the batch is on its way, or none of its results will be written anywhere. Any one
   // thread: it looks at nothing that may change.
-  int send(const Batch& batch, Stage& stage, const ql_cuda_plan* plan, bool alone) const;
+  int send(const Batch& batch, Stage& stage, const ql_cuda_plan* plan, Manner manner) const;
 
   // A ql_status, and whether it has ended; waits for as long as it takes if `nanoseconds` is
   // negative. `took` holds the nanoseconds of rows in, product and rows out.
@@ -51,7 +57,7 @@ class Sender {
   };
 
   bool fits(const Batch& batch) const;
-  void fill(const Batch& batch, Stage& stage, const ql_cuda_plan* plan, bool alone) const;
+  void fill(const Batch& batch, Stage& stage, const ql_cuda_plan* plan, Manner manner) const;
   Blocks blocks_of(const ql_linear_params& product, const ql_descriptor& item) const;
 
   ql_dispatch_options options_;  // whose arrays are not looked at again

@@ -138,7 +138,7 @@ class BatchRuns:
             x_itemsize=batch.key.x_dtype.itemsize,
             y_itemsize=batch.key.output_dtype.itemsize,
             transfers=result.transfers,
-            kernel_seconds=result.kernel_nanoseconds / 1e9,
+            kernel_seconds=result.kernel_nanoseconds / 1e9 if result.is_timed else None,
             launches=result.launches,
         )
         if self._tracer is None:

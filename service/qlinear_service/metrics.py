@@ -192,7 +192,7 @@ class Metrics(Collector):
         x_itemsize: int,
         y_itemsize: int,
         transfers: Iterable[tuple[str, int]],
-        kernel_seconds: float,
+        kernel_seconds: float | None,
         launches: Sequence[tuple[str, int]] = (),
     ) -> None:
         """Count one computation that succeeded.
@@ -204,7 +204,8 @@ class Metrics(Collector):
             x_itemsize: bytes of one element of x.
             y_itemsize: bytes of one element of y.
             transfers: copies on the way: the direction and the nanoseconds of each.
-            kernel_seconds: the computation itself.
+            kernel_seconds: the computation itself; None: was not timed, and counts for none of the
+                families of kernels.
             launches: where there are several devices, those that took part in it, and the
                 nanoseconds of each.
         """
@@ -217,7 +218,9 @@ class Metrics(Collector):
         batches.rows.observe(rows)
         batches.requests.observe(requests)
         took = [(device, nanoseconds / 1e9) for device, nanoseconds in launches]
-        for device, seconds in took or [(self.devices[0].name, kernel_seconds)]:
+        if kernel_seconds is not None and not took:
+            took = [(self.devices[0].name, kernel_seconds)]
+        for device, seconds in took:
             share = batches.shares[device]
             row_bytes = batches.k * x_itemsize + share.n * y_itemsize
             self.launches[device].add(

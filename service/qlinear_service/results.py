@@ -22,6 +22,8 @@ class BatchResult:
     """The rows lie in the slots of the items, and go with them."""
     launches: Sequence[tuple[str, int]] = ()
     """Where there are several devices: those that took part, and the nanoseconds of each."""
+    is_timed: bool = True
+    """If not, `kernel_nanoseconds` are those of another batch of the layer."""
 
 
 class Outcome(NamedTuple):

@@ -10,6 +10,7 @@ from gpu.running import check, plan_of
 from qlinear_service.dtypes import DType
 from qlinear_service.kernels.abi import LinearParams
 from qlinear_service.kernels.cuda_abi import CudaPlan
+from qlinear_service.kernels.cuda_plans import CudaPlans
 from qlinear_service.kernels.known_layers import KnownLayers
 from qlinear_service.kernels.plan_values import plan_values
 from qlinear_service.kernels.planner import Planner
@@ -69,8 +70,9 @@ def test_what_the_planner_weighs_is_exact_as_a_tables_plan(
         assert bytes(planner.choice(params, kernels.info).plan) == bytes(own)
         for each in found[:: -(-len(found) // MOST)]:
             tables = [table_of(kernels, problem, m, each.plan)]
-            tuned._tuned = TunedPlans(tables, planner, tuned.info)
-            tuned.known = KnownLayers(tuned._tuned)
+            measured = TunedPlans(tables, planner, tuned.info)
+            tuned._plans = CudaPlans(tuned.runtime, measured)
+            tuned.known = KnownLayers(measured)
             taken = tuned.plan(problem.layer, m, DType.F16, DType.F32)
             used += plan_values(taken) == plan_values(each.plan) != plan_values(own)
             check(tuned, problem, x.half(), exact)

@@ -98,11 +98,13 @@ def test_the_figures_stand_beside_their_targets(loaded: Loaded, capsys: object) 
 
 
 def test_variants_are_read_as_they_are_shown(feed: NativeFeed) -> None:
-    for text in ("3:0", "4:8", "3:16:urgent", "3:8:16", "3:8:0", "3:8:urgent:4", "3:4:two"):
+    texts = ("3:0", "4:8", "3:16:urgent", "3:8:16", "3:8:0", "3:8:urgent:4", "3:4:two", "3:0:light")
+    for text in texts:
         assert str(Variant.read(text)) == text
     assert Variant.read("5") == Variant(5)
     assert Variant.read("3:8:urgent:4") == Variant(3, 8, True, 4)
     assert Variant.read("3:8:4:two") == Variant(3, 8, False, 4, 2)
+    assert Variant.read("3:light") == Variant(3, is_light=True)
     for text in ("urgent", "3:8:4:2", "3:8:urgent:urgent", "3:8:soon", "", "3:", "3:-1"):
         with pytest.raises(ValueError, match="is no variant; expected STAGES"):
             Variant.read(text)

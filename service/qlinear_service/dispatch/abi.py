@@ -134,6 +134,7 @@ class DispatchStage(ctypes.Structure):
         ("table", ctypes.c_void_p),
         *((name, ctypes.c_void_p) for name in ("in_start", "in_stop", "kernel_start")),
         *((name, ctypes.c_void_p) for name in ("kernel_stop", "out_start", "out_stop")),
+        *((name, ctypes.c_void_p) for name in ("in_done", "kernel_done", "out_done")),
     ]
 
 
@@ -146,7 +147,8 @@ class DispatchOptions(ctypes.Structure):
         ("stages", ctypes.POINTER(DispatchStage)),
         *((name, ctypes.c_int32) for name in ("stages_count", "most_running", "most_chained")),
         *((name, ctypes.c_int32) for name in ("table_rows", "spins", "starts_lone", "done_fd")),
-        *(("row_blocks", ctypes.c_int32), ("idle_spin_seconds", ctypes.c_double)),
+        *((name, ctypes.c_int32) for name in ("row_blocks", "timed_each", "copied_row_bytes")),
+        ("idle_spin_seconds", ctypes.c_double),
         *(("slab", ctypes.c_void_p), ("slot_unit_bytes", ctypes.c_int64)),
         *((name, ctypes.c_void_p) for name in ("in_stream", "out_stream")),
         ("launch", CudaLaunch),

@@ -209,11 +209,10 @@ class DispatchBatcher:
     def _finish(self, group: _Group) -> None:
         """Settle the calls of a batch that the dispatcher has computed."""
         head, batch = group.head, self._begun(group)
-        copies = (("to_device", head.in_nanoseconds), ("from_device", head.out_nanoseconds))
         view, size = self._slab.view, self._queue.result_bytes
         rows = [view(part.item.slot)[: size(part.item)] for part in batch.parts]
         kernel_nanoseconds = self._engine.kernel_nanoseconds(head.kernel_nanoseconds)
-        result = BatchResult(rows, kernel_nanoseconds, copies, in_slots=True)
+        result = BatchResult(rows, kernel_nanoseconds, head.copies(), True, is_timed=head.is_timed)
         trace = self._runs.finished(batch, result, head.seconds)
         for part in batch.parts:
             self._queue.left(part.item.sequence)

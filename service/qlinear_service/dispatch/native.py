@@ -38,6 +38,17 @@ class Ended(NamedTuple):
     is_last: int
     status: int
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether the times of a batch are its own."""
+        return self.in_nanoseconds >= 0
+
+    def copies(self) -> tuple[tuple[str, int], ...]:
+        """Return label `direction` and nanoseconds of each copy of a batch that is timed."""
+        if not self.is_timed:
+            return ()
+        return (("to_device", self.in_nanoseconds), ("from_device", self.out_nanoseconds))
+
 
 class NativeDispatch:
     """One dispatcher and its thread.

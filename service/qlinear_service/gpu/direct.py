@@ -49,9 +49,15 @@ LEAST_TO_SPARE = 64
 """A device with fewer multiprocessors leaves none."""
 
 SPINNING = 1
-"""Threads of the dispatcher that keep a core busy where there are cores enough: the one that sends
-batches sees how they end, too. A second one gains nothing while sending a batch and seeing to its
-end take less than its product (decision 0011)."""
+"""Threads of the dispatcher that keep a core busy where there are enough: the one that sends
+batches sees how they end, too. A second one gained nothing (decision 0011)."""
+
+TIMED_EACH = 1
+"""Of so many batches of a layer that follow each other closely one is timed: all, until a GPU has
+run the dispatcher with fewer (decision 0011, point 13)."""
+
+COPIED_ROW_BYTES = 0
+"""Rows of results so long go out by the copy engine; 0: none do, for the same reason."""
 
 IDLE_SPIN_SECONDS = 100e-6
 """How long the dispatcher's thread looks for more before it sleeps, where it may spin at all: being
@@ -96,6 +102,9 @@ class DirectEngine:
         row_blocks: of those kernels, both together, of batches that are not alone, so that they
             stay on these multiprocessors; 0: as many as they take; None: one for each that
             products leave.
+        timed_each: of so many batches of a layer that are not alone one is timed; None: TIMED_EACH.
+        copied_row_bytes: rows of results so long go out by the copy engine, if its driver takes
+            many copies in one call; 0: none do; None: COPIED_ROW_BYTES.
         spinning: threads that keep a core busy while batches run, 1 or 2, where there are cores
             enough.
 
@@ -116,12 +125,16 @@ class DirectEngine:
         spare: int | None = None,
         row_blocks: int | None = None,
         spinning: int = SPINNING,
+        timed_each: int | None = None,
+        copied_row_bytes: int | None = None,
     ) -> None:
         self._engine, self._streams = engine, streams
         left = _spare_of(streams.kernels, spare)
         streams.kernels.leave(left)
         self._row_blocks = left if row_blocks is None else row_blocks
         self._spinning = spinning if streams.spins else 0
+        self._timed_each = TIMED_EACH if timed_each is None else timed_each
+        self._copied_row_bytes = COPIED_ROW_BYTES if copied_row_bytes is None else copied_row_bytes
         self._recovery: WorkerThread | None = None
         self._direct = {
             layer.spec.name: layer
@@ -188,6 +201,9 @@ class DirectEngine:
         options.stages_count = options.most_running = most_running
         options.most_chained = self._engine.most_chained
         options.table_rows, options.row_blocks = TABLE_ROWS, self._row_blocks
+        options.timed_each = self._timed_each
+        if kernels.library.ql_cuda_copies_parts(kernels.runtime.ordinal):
+            options.copied_row_bytes = self._copied_row_bytes
         options.spins, options.starts_lone = self._spinning, True
         options.idle_spin_seconds = IDLE_SPIN_SECONDS
         options.slab, options.slot_unit_bytes = slab.address, SMALLEST_SLOT_BYTES
@@ -195,10 +211,10 @@ class DirectEngine:
         with kernels.runtime.on(compute):
             options.launch = kernels.runtime.launch(compute, "dispatch")
         library = kernels.library
-        for name in ("run", "wait"):
-            function = getattr(library, f"ql_cuda_{name}_batch")
-            setattr(options, name, ctypes.cast(function, ctypes.c_void_p))
-        options.error_text = ctypes.cast(library.ql_cuda_error_text, ctypes.c_void_p)
+        options.run, options.wait, options.error_text = (
+            ctypes.cast(getattr(library, f"ql_cuda_{name}"), ctypes.c_void_p)
+            for name in ("run_batch", "wait_batch", "error_text")
+        )
         return options
 
     def _layer(self, layer: QuantizedLinear) -> DispatchLayer:
@@ -233,8 +249,10 @@ class DirectEngine:
         y_bytes = min(TABLE_ROWS * y_row, MOST_Y_BYTES)
         x, y = streams.device_memory(x_bytes), streams.device_memory(y_bytes)
         table, marks = streams.host_memory(TABLE_BYTES), streams.new_marks()
-        self._memory += (x, y, table, marks)
         compute = streams.in_order[1]
+        events = [streams.new_event(blocks=blocks) for blocks in (False, False, not streams.spins)]
+        untimed = [event_handle(event, compute) for event in events]
+        self._memory += (x, y, table, marks, events)
         return DispatchStage(
             x=x.data_ptr(),
             y=y.data_ptr(),
@@ -247,6 +265,7 @@ class DirectEngine:
             kernel_stop=event_handle(marks.kernel[1], compute),
             out_start=event_handle(marks.out_start, compute),
             out_stop=event_handle(marks.out_stop, compute),
+            **dict(zip(("in_done", "kernel_done", "out_done"), untimed, strict=True)),
         )
 
     def _teach_small(self, layers: Sequence[QuantizedLinear]) -> None:

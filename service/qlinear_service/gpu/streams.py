@@ -149,6 +149,10 @@ class CudaStreams:
         """Return the events of one batch in flight."""
         return Marks(blocking=not self.spins)
 
+    def new_event(self, *, blocks: bool) -> torch.cuda.Event:
+        """Return an event that keeps order and takes no time."""
+        return _event(blocking=blocks, timed=False)
+
     def copy_in(self, host: torch.Tensor, device: torch.Tensor, marks: Marks) -> None:
         """Copy to the GPU on the stream for that."""
         marks.course.batch = None
@@ -267,8 +271,8 @@ def _stream(device: torch.device, *, priority: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
 
 
-def _event(*, blocking: bool = False) -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True, blocking=blocking)  # type: ignore[no-untyped-call]
+def _event(*, blocking: bool = False, timed: bool = True) -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=timed, blocking=blocking)  # type: ignore[no-untyped-call]
 
 
 def _nanoseconds(before: torch.cuda.Event, after: torch.cuda.Event) -> int:

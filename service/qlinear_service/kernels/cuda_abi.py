@@ -198,6 +198,7 @@ FUNCTIONS: Functions = {
     "ql_cuda_plan_bytes": (ctypes.c_int, ()),
     "ql_cuda_launch_bytes": (ctypes.c_int, ()),
     "ql_cuda_batch_bytes": (ctypes.c_int, ()),
+    "ql_cuda_copies_parts": (ctypes.c_int, (ctypes.c_int,)),
     "ql_layout_version": (ctypes.c_int, ()),
     "ql_linear_params_bytes": (ctypes.c_int, ()),
     "ql_gather_params_bytes": (ctypes.c_int, ()),

@@ -1,0 +1,69 @@
+"""Which batches of the native dispatcher are timed, and how their results go out."""
+
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from dispatch_bench import PLAIN_NAME, Make, check, dispatch_benches, rows
+from fake_cuda import HostKernels, build_fake
+from test_cuda_streams import kernels  # noqa: F401 - a fixture
+
+from qlinear_service.gpu import direct
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_fake(tmp_path_factory.mktemp("fake"))
+
+
+@pytest.fixture
+async def make(kernels: HostKernels) -> AsyncIterator[Make]:  # noqa: F811
+    async with dispatch_benches(kernels) as made:
+        yield made
+
+
+async def test_of_many_batches_few_are_timed_and_long_rows_are_copied(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct, "TIMED_EACH", 3)
+    monkeypatch.setattr(direct, "COPIED_ROW_BYTES", 1)
+    bench = make(max_batch_rows=1)
+    seen: list[float | None] = []
+    count = bench.metrics.batch_finished
+
+    def finished(layer: str, **told: Any) -> None:
+        seen.append(told["kernel_seconds"])
+        assert bool(told["transfers"]) == (seen[-1] is not None)
+        count(layer, **told)
+
+    monkeypatch.setattr(bench.metrics, "batch_finished", finished)
+    bench.library.fake_hang(1)
+    told = [bench.call(rows(1)) for _ in range(40)]
+    bench.library.fake_hang(0)
+    for one in told:
+        (outcome,) = await one
+        check(outcome, rows(1), PLAIN_NAME)
+        assert outcome.kernel_nanoseconds > 0, "of another batch, where it was not timed itself"
+    await bench.all_left()
+    assert seen[0] is not None, "the first is alone"
+    assert 10 <= sum(one is None for one in seen) <= 28, "two of three of those that are not"
+    assert 20 <= bench.library.fake_part_copies() < 40, "a lone batch is scattered by a kernel"
+    (live,) = bench.metrics.live()
+    assert live.launches == sum(one is not None for one in seen)
+
+
+async def test_unless_told_otherwise_all_are_timed_and_none_is_copied(make: Make) -> None:
+    bench = make(max_batch_rows=1)
+    bench.library.fake_hang(1)
+    told = [bench.call(rows(1)) for _ in range(20)]
+    bench.library.fake_hang(0)
+    for one in told:
+        check((await one)[0], rows(1), PLAIN_NAME)
+    await bench.all_left()
+    (live,) = bench.metrics.live()
+    assert (live.launches, bench.library.fake_part_copies()) == (20, 0)
