@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from kernels.bench_stand_ins import StandInGpu, stand_in_library
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parent))
 
 import chain
+from bench_stand_ins import StandInGpu, stand_in_library
 from kernel_figures import Shape
 from rich.console import Console
 
