@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import pytest
 import torch
 from gpu.loading import RecordingKernels
 from gpu.problems import Form, Problem
@@ -196,3 +197,14 @@ def small_x(
 ) -> torch.Tensor:
     """Return activations whose products stay finite through a block."""
     return (problems[0].normal_x(m) / 64).to(dtype)
+
+
+def form_of(dtype: torch.dtype, group_size: int = 128, bias: torch.dtype | None = None) -> Form:
+    """Return a form that the kernel knows beside such activations."""
+    return Form(group_size=group_size, scale_dtype=from_torch(dtype), bias=bias)
+
+
+def skip_unless_even(kernels: RecordingKernels) -> None:
+    """Leave a test whose layers are one launch only where they are shared out evenly."""
+    if kernels.info.major != 9 or kernels.info.sm_count != 132:
+        pytest.skip("shapes here are shared out evenly by Hopper GPUs of 132 multiprocessors")

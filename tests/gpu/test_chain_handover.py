@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from gpu.chains import Chain, Selection
+from gpu.chains import Chain, Selection, skip_unless_even
 from gpu.loading import RecordingKernels, memory_of_its_own
 from gpu.problems import Form, Problem, assert_same
 
@@ -31,8 +31,7 @@ LARGE = ((512, 135168), (512, 135168), (512, 135168), (512, 135168), (512, 4096)
 
 @pytest.fixture(autouse=True)
 def _hopper(kernels: RecordingKernels) -> None:
-    if kernels.info.major != 9 or kernels.info.sm_count != 132:
-        pytest.skip("shapes here are shared out evenly by Hopper GPUs of 132 multiprocessors")
+    skip_unless_even(kernels)
 
 
 def selections(
