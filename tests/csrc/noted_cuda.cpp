@@ -91,6 +91,14 @@ cudaError_t cudaMemcpyAsync(void*, const void*, size_t, cudaMemcpyKind, cudaStre
   return note("copy", stream), cudaSuccess;
 }
 
+#if CUDART_VERSION >= 13000
+cudaError_t cudaMemcpyBatchAsync(void* const*, const void* const*, const size_t*, size_t count,
+                                 cudaMemcpyAttributes*, size_t*, size_t, cudaStream_t stream) {
+  for (size_t i = 0; i < count; ++i) note("copy", stream);
+  return cudaSuccess;
+}
+#endif
+
 cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
 cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
 cudaError_t cudaEventElapsedTime(float*, cudaEvent_t, cudaEvent_t) { return cudaSuccess; }

@@ -22,7 +22,7 @@ NOTED = Path(__file__).parents[1] / "csrc" / "noted_cuda.cpp"
 SOURCES = [
     SOURCE_ROOT / "cuda" / f"{name}.cpp"
     for name in (
-        *("host", "linear", "pipeline", "rows", "fed_args"),
+        *("host", "linear", "pipeline", "rows", "fed_args", "tensor_map"),
         *("plan", "plan_chain", "plan_entries", "plan_fed"),
     )
 ]
@@ -95,6 +95,24 @@ def test_copies_take_the_same_way(library: ctypes.CDLL, batch: CudaBatch) -> Non
     assert found[0] == "describe"
     assert [one for one in found if "copy" in one] == [f"copy {IN}", f"copy {OUT}"]
     assert found.index(f"product {COMPUTE}") == found.index(f"record {START} {COMPUTE}") + 1
+
+
+def test_results_of_parts_are_copied_where_they_belong_and_nothing_need_be_timed(
+    library: ctypes.CDLL, batch: CudaBatch
+) -> None:
+    parts = (CudaPart * 3)(*(CudaPart(rows=ADDRESS, count=count) for count in (9, 6, 1)))
+    batch.y.parts, batch.y.parts_count = ctypes.addressof(parts), len(parts)
+    batch.copies_parts = 1
+    batch.in_start = batch.launch.start_event = batch.out_start = None
+    assert steps(library, batch) == [
+        "describe",
+        *(f"gather {IN}", f"record {IN_STOP} {IN}", f"wait {IN_STOP} {COMPUTE}"),
+        *(f"product {COMPUTE}", f"record {STOP} {COMPUTE}", f"wait {STOP} {OUT}"),
+        *([f"copy {OUT}"] * len(parts)),
+        f"record {OUT_STOP} {OUT}",
+    ]
+    batch.in_start = IN_START
+    assert steps(library, batch, Status.NULL_POINTER) == [""], "all three events or none"
 
 
 def test_on_one_stream_events_stand_for_two(library: ctypes.CDLL, batch: CudaBatch) -> None:
