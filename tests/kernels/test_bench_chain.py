@@ -55,13 +55,11 @@ def test_a_chain_that_is_right() -> None:
     assert (found["rows"], found["one_launch"], measured(rows=17)["one_launch"]) == (2, True, False)
 
 
-@pytest.mark.parametrize("layer", range(4))
-def test_last_bits_of_a_layer_may_differ_from_a_single_call(layer: int) -> None:
-    """What reads them is compared on what it really read, here before they changed: the last."""
+def test_last_bits_may_differ_from_a_single_call() -> None:
+    """Those of the last layer, which no other one has read meanwhile."""
 
     def spoil(params: Any) -> None:
-        y = half(params[layer].y, 2 * params[layer].n)
-        y.view(torch.int16).add_(1)
+        half(params[3].y, 2 * params[3].n).view(torch.int16).add_(1)
 
     found = measured(spoil)
     assert found["same_bits"]
@@ -72,7 +70,7 @@ def test_last_bits_of_a_layer_may_differ_from_a_single_call(layer: int) -> None:
 def test_a_result_that_is_off_is_seen() -> None:
     def spoil(params: Any) -> None:
         y = half(params[3].y, params[3].n)
-        y[5] += 0.01 * y.double().square().mean().sqrt()
+        y[5] += 0.05 * y.double().square().mean().sqrt()
 
     found = measured(spoil)
     assert (found["same_bits"], found["within_rounding"]) == (True, False)
