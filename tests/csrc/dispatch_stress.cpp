@@ -3,58 +3,36 @@
 //
 // Every item must get exactly one last word, what is done must have its own result, and memory that
 // was given back must not be touched: the producer writes over it at once.
-#include <atomic>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <random>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
 #include "linear_dispatch.h"
+#include "stress_device.h"
 
 namespace {
+
+using stress_device::Device;
+using stress_device::now;
+using stress_device::require;
 
 constexpr int kLayers = 3;  // the last one is the host's
 constexpr int kMostRows = 64;
 constexpr int64_t kUnit = 1024;
 constexpr uint32_t kSlots = 600;
+constexpr size_t kMostHeld = 200;
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+Device device;
+
+int run(const ql_cuda_batch* batch) { return device.run(batch); }
+int wait(const ql_cuda_batch* batch, int64_t nanoseconds, int32_t* done, int64_t* took) {
+  return device.wait(batch, nanoseconds, done, took);
 }
-
-void require(bool holds, const char* what) {
-  if (holds) return;
-  std::fprintf(stderr, "failed: %s\n", what);
-  std::abort();
-}
-
-// ---- A device: the result of a row's eight bytes is their complement ----
-
-std::atomic<uint32_t> launches{0}, waits{0};
-bool has_faults = false;
-
-int run(const ql_cuda_batch* batch) {
-  const uint32_t number = ++launches;
-  if (has_faults && number % 97 == 0) return QL_CUDA_ERROR;
-  if (has_faults && number % 31 == 0 && batch->launch.plan != nullptr) return QL_BAD_PLAN;
-  for (int64_t i = 0; i < batch->x.parts_count; ++i) {
-    auto* rows = static_cast<uint64_t*>(batch->x.parts[i].rows);
-    for (int64_t row = 0; row < batch->x.parts[i].count; ++row) rows[row] = ~rows[row];
-  }
-  return QL_OK;
-}
-
-int wait(const ql_cuda_batch*, int64_t nanoseconds, int32_t* done, int64_t* took) {
-  const uint32_t number = ++waits;
-  *done = nanoseconds < 0 || number % 3 == 0;
-  took[0] = took[1] = took[2] = 1000;
-  return has_faults && *done && number % 89 == 0 ? QL_CUDA_ERROR : QL_OK;
-}
-
 const char* error_text() { return "a fault"; }
 
 // ---- A front end ----
@@ -69,17 +47,26 @@ struct Held {
   bool fits;  // its result may lie in its slot
 };
 
+// A batch on the host.
+struct Hosted {
+  uint64_t number;
+  bool has_failed;
+  std::vector<uint64_t> sequences;
+};
+
 class FrontEnd {
  public:
   FrontEnd(ql_dispatch* dispatch, std::vector<uint64_t>& slab, uint32_t seed)
       : dispatch_(dispatch), slab_(slab), random_(seed) {
+    device.front_end = std::this_thread::get_id();
+    device.dispatch = dispatch;
     for (uint32_t slot = 0; slot < kSlots; ++slot) free_.push_back(slot);
   }
 
   void work(int64_t calls) {
     while (sent_ < calls) {
       const uint32_t what = below(100);
-      if (what < 60) {
+      if (what < 60 && held_.size() < kMostHeld) {
         hand_in();
       } else if (what < 70 && !held_.empty()) {
         take_back();
@@ -96,7 +83,7 @@ class FrontEnd {
                  static_cast<long long>(dropped_), static_cast<long long>(failed_),
                  static_cast<long long>(taken_back_));
     require(done_ > 0 && hosted_ > 0 && dropped_ > 0 && taken_back_ > 0, "everything happened");
-    require((failed_ > 0) == has_faults, "faults happened where there were to be some");
+    require((failed_ > 0) == device.has_faults, "faults happened where there were to be some");
   }
 
  private:
@@ -140,7 +127,9 @@ class FrontEnd {
     if (held.has_last_word) return;
     held.is_left_alone = true;
     const bool had_begun = ql_dispatch_has_begun(dispatch_, sequence) != 0;
-    if (ql_dispatch_cancel(dispatch_, sequence) == 0) return;
+    const bool is_free = ql_dispatch_cancel(dispatch_, sequence) != 0;
+    ++device.asked;
+    if (!is_free) return;
     require(!had_begun || held.parts_on_host == 0, "nothing of it runs");
     ++taken_back_;
     last_word(sequence);
@@ -150,6 +139,7 @@ class FrontEnd {
     ql_completion ended[32];
     const int64_t count = ql_dispatch_drain(dispatch_, ended, 32);
     for (int64_t i = 0; i < count; ++i) take(ended[i]);
+    if (count == 0) std::this_thread::yield();  // there may be fewer cores than threads that spin
     if (!open_.empty() && below(2) == 0) end_hosted();
   }
 
@@ -158,8 +148,10 @@ class FrontEnd {
       require(left_ == 0, "batches are told one after the other");
       left_ = ended.start;
       head_ = ended.kind;
-      failed_ += ended.kind == QL_BATCH_FAILED || ended.kind == QL_BATCH_GONE;
-      if (ended.kind != QL_BATCH_DONE) open_.push_back({ended.batch, {}});
+      const bool has_failed = ended.kind == QL_BATCH_FAILED || ended.kind == QL_BATCH_GONE;
+      failed_ += has_failed;
+      device.being_mended += has_failed;
+      if (ended.kind != QL_BATCH_DONE) open_.push_back({ended.batch, has_failed, {}});
       return;
     }
     const auto found = held_.find(ended.sequence);
@@ -177,7 +169,7 @@ class FrontEnd {
       --left_;
       ++hosted_;
       ++held.parts_on_host;
-      open_.back().second.push_back(ended.sequence);
+      open_.back().sequences.push_back(ended.sequence);
       const uint64_t x = ended.sequence * 1000 + static_cast<uint64_t>(ended.start);
       const uint64_t row = rows_of(held.slot)[ended.start];
       require(row == x || (head_ == QL_BATCH_GONE && row == ~x), "activations are still there");
@@ -188,11 +180,12 @@ class FrontEnd {
   }
 
   void end_hosted() {
-    const auto [number, sequences] = open_.front();
+    const Hosted hosted = open_.front();
     if (open_.size() == 1 && left_ > 0) return;
     open_.erase(open_.begin());
-    for (const uint64_t sequence : sequences) --held_.at(sequence).parts_on_host;
-    ql_dispatch_host_done(dispatch_, number);
+    for (const uint64_t sequence : hosted.sequences) --held_.at(sequence).parts_on_host;
+    device.being_mended -= hosted.has_failed;
+    ql_dispatch_host_done(dispatch_, hosted.number);
   }
 
   void last_word(uint64_t sequence) {
@@ -208,65 +201,187 @@ class FrontEnd {
   std::mt19937_64 random_;
   std::vector<uint32_t> free_;
   std::unordered_map<uint64_t, Held> held_;
-  std::vector<std::pair<uint64_t, std::vector<uint64_t>>> open_;  // batches on the host
+  std::vector<Hosted> open_;
   int32_t left_ = 0, head_ = 0;
   int64_t sent_ = 0, rows_in_ = 0, done_ = 0, hosted_ = 0, dropped_ = 0, failed_ = 0,
           taken_back_ = 0;
 };
 
-void stress(bool spins, bool faults, int64_t calls) {
-  has_faults = faults;
-  std::vector<double> seconds(kMostRows + 1, 1e-5);
-  const int32_t sizes[] = {8, kMostRows};
-  const double costs[] = {1e-5, 3e-5};
-  const ql_pace pace = {8, 32, kMostRows, 2, 1e-6, sizes, costs, seconds.data()};
-  const int32_t paces[kLayers] = {};
-  ql_dispatch_layer layers[kLayers] = {};
-  for (int i = 0; i < kLayers; ++i) {
-    layers[i].product.n = layers[i].product.k = 4;
-    layers[i].is_direct = i + 1 < kLayers;
+// A dispatcher over the device, and what it must not outlive.
+class Bench {
+ public:
+  Bench(int spins, bool starts_lone)
+      : slab(kSlots * kUnit / sizeof(uint64_t)), tables_(6 * kMostRows), buffer_(1) {
+    const std::vector<double> seconds(kMostRows + 1, 1e-5);
+    const int32_t sizes[] = {8, kMostRows};
+    const double costs[] = {1e-5, 3e-5};
+    const ql_pace pace = {8, 32, kMostRows, 2, 1e-6, sizes, costs, seconds.data()};
+    const int32_t paces[kLayers] = {};
+    ql_dispatch_layer layers[kLayers] = {};
+    for (int i = 0; i < kLayers; ++i) {
+      layers[i].product.n = layers[i].product.k = 4;
+      layers[i].is_direct = i + 1 < kLayers;
+    }
+    ql_dispatch_stage stages[3] = {};
+    for (int i = 0; i < 3; ++i) {
+      stages[i].x = stages[i].y = buffer_.data();
+      stages[i].x_bytes = stages[i].y_bytes = 1 << 20;
+      stages[i].table = &tables_[static_cast<size_t>(2 * kMostRows * i)];
+    }
+    ql_dispatch_options options = {};
+    options.queue = {kMostRows, 0.05, 0, 1, kLayers, &pace, paces};
+    options.layers = layers;
+    options.stages = stages;
+    options.stages_count = options.most_running = 3;
+    options.most_chained = 2;
+    options.table_rows = kMostRows;
+    options.spins = spins;
+    options.starts_lone = starts_lone;
+    options.done_fd = -1;
+    options.idle_spin_seconds = 2e-5;
+    options.slab = reinterpret_cast<char*>(slab.data());
+    options.slot_unit_bytes = kUnit;
+    options.run = run;
+    options.wait = wait;
+    options.error_text = error_text;
+    dispatch = ql_dispatch_new(&options);
+    require(dispatch != nullptr, "it can be made");
+    const ql_cuda_plan plan = {};
+    for (int64_t rows = 1; rows <= kMostRows; ++rows) {
+      ql_dispatch_plan(dispatch, 0, QL_F16, QL_F16, rows, &plan);
+    }
   }
-  std::vector<uint64_t> slab(kSlots * kUnit / sizeof(uint64_t)), tables(6 * kMostRows), buffer(1);
-  ql_dispatch_stage stages[3] = {};
-  for (int i = 0; i < 3; ++i) {
-    stages[i].x = stages[i].y = buffer.data();
-    stages[i].x_bytes = stages[i].y_bytes = 1 << 20;
-    stages[i].table = &tables[static_cast<size_t>(2 * kMostRows * i)];
+
+  ~Bench() {
+    device.dispatch = nullptr;
+    ql_dispatch_free(dispatch);
   }
-  ql_dispatch_options options = {};
-  options.queue = {kMostRows, 0.05, 0, 1, kLayers, &pace, paces};
-  options.layers = layers;
-  options.stages = stages;
-  options.stages_count = options.most_running = 3;
-  options.most_chained = 2;
-  options.table_rows = kMostRows;
-  options.spins = spins;
-  options.starts_lone = 1;
-  options.done_fd = -1;
-  options.idle_spin_seconds = 2e-5;
-  options.slab = reinterpret_cast<char*>(slab.data());
-  options.slot_unit_bytes = kUnit;
-  options.run = run;
-  options.wait = wait;
-  options.error_text = error_text;
-  ql_dispatch* dispatch = ql_dispatch_new(&options);
-  require(dispatch != nullptr, "it can be made");
-  const ql_cuda_plan plan = {};
-  for (int64_t rows = 1; rows <= kMostRows; ++rows) {
-    ql_dispatch_plan(dispatch, 0, QL_F16, QL_F16, rows, &plan);
+
+  ql_dispatch* dispatch;
+  std::vector<uint64_t> slab;
+
+ private:
+  std::vector<uint64_t> tables_, buffer_;
+};
+
+void stress(int spins, bool faults, int64_t calls) {
+  device.has_faults = faults;
+  Bench bench(spins, true);
+  FrontEnd(bench.dispatch, bench.slab, 7).work(calls);
+  require(ql_dispatch_oldest(bench.dispatch) == 0, "nothing runs");
+  require(ql_dispatch_stop(bench.dispatch, 10) == 1, "it ends");
+}
+
+ql_descriptor one_row(uint32_t number) {
+  ql_descriptor item = {};
+  item.sequence = number + 1;
+  item.enqueued_at = now();
+  item.deadline = INFINITY;
+  item.slot = number;
+  item.rows = 1;
+  item.x_dtype = item.y_dtype = QL_F16;
+  item.flags = QL_RESULT_FITS;
+  return item;
+}
+
+// One call at a time, when all threads have gone to sleep: nothing comes behind it that would wake
+// anybody.
+void lone_calls(int spins, bool starts_lone) {
+  device.has_faults = false;
+  Bench bench(spins, starts_lone);
+  for (uint32_t i = 0; i < 20; ++i) {
+    const ql_descriptor item = one_row(i);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    ql_dispatch_submit(bench.dispatch, &item, 1);
+    ql_completion ended[2];
+    int64_t count = 0;
+    const double begun = now();
+    while (count < 2 && now() - begun < 20) {
+      count += ql_dispatch_drain(bench.dispatch, ended + count, 2 - count);
+    }
+    require(count == 2 && ended[1].kind == QL_ITEM_DONE, "a lone call ends");
   }
-  FrontEnd(dispatch, slab, 7).work(calls);
-  require(ql_dispatch_oldest(dispatch) == 0, "nothing runs");
-  require(ql_dispatch_stop(dispatch, 10) == 1, "it ends");
-  ql_dispatch_free(dispatch);
+  require(ql_dispatch_stop(bench.dispatch, 10) == 1, "it ends");
+}
+
+// More ends than the ring of completions holds before anybody looks, and more while somebody does:
+// nothing is lost, and all is told in order.
+void unread(int spins) {
+  constexpr uint32_t kMany = 70'000, kUnread = 68'000;
+  Bench bench(spins, true);
+  uint64_t told = 0, batches = 0;
+  const auto look = [&](int64_t most) {
+    ql_completion ended[100];
+    const int64_t count = ql_dispatch_drain(bench.dispatch, ended, most);
+    for (int64_t i = 0; i < count; ++i) {
+      if (ended[i].kind == QL_BATCH_DONE) require(ended[i].batch == ++batches, "batch by batch");
+      if (ended[i].kind == QL_ITEM_DONE) require(ended[i].sequence == ++told, "item by item");
+    }
+    return count > 0;
+  };
+  const int64_t* left = ql_dispatch_rows_left(bench.dispatch);
+  const auto wait_for = [&](int64_t rows) {
+    while (__atomic_load_n(&left[kLayers], __ATOMIC_ACQUIRE) < rows) std::this_thread::yield();
+  };
+  for (uint32_t i = 0; i < kMany; ++i) {
+    ql_descriptor item = one_row(i);
+    item.enqueued_at += 1000;  // it does not grow too old
+    item.slot = 0;
+    ql_dispatch_submit(bench.dispatch, &item, 1);
+    if (i + 1 == kUnread) wait_for(kUnread);
+    if (i >= kUnread) look(10);
+  }
+  wait_for(kMany);
+  require(ql_dispatch_stop(bench.dispatch, 10) == 1, "it ends");
+  while (look(100)) continue;
+  require(told == kMany, "all are told of");
+}
+
+// Stops while batches are being sent: what was sent is ended, told of and nothing else; while the
+// device does not take a batch, nothing ends.
+void stop_early(int spins, int times) {
+  for (int i = 0; i < times; ++i) {
+    Bench bench(spins, false);
+    device.dispatch = bench.dispatch;
+    device.hangs = i % 4 == 0;
+    for (uint32_t j = 0; j < 8; ++j) {
+      const ql_descriptor item = one_row(j);
+      ql_dispatch_submit(bench.dispatch, &item, 1);
+      if (i % 3 == 0) std::this_thread::yield();
+    }
+    const double begun = now();
+    while (device.hangs && !device.is_hanging && now() - begun < 2e-4) continue;
+    if (device.is_hanging) {
+      require(ql_dispatch_stop(bench.dispatch, 1e-4) == 0, "it does not end while a batch is sent");
+      require(ql_dispatch_oldest(bench.dispatch) > 0, "which the watchdog sees");
+    }
+    device.hangs = false;
+    require(ql_dispatch_stop(bench.dispatch, 10) == 1, "it ends");
+    require(device.is_empty() && ql_dispatch_oldest(bench.dispatch) == 0, "nothing runs");
+    ql_completion ended[32];
+    int64_t told = 0;
+    for (int64_t j = ql_dispatch_drain(bench.dispatch, ended, 32); j > 0; --j) {
+      told += ended[j - 1].kind == QL_ITEM_DONE || ended[j - 1].kind == QL_ITEM_OLD;
+    }
+    const int64_t* left = ql_dispatch_rows_left(bench.dispatch);
+    require(told == left[kLayers], "what was taken was told of, and nothing else");
+  }
 }
 
 }  // namespace
 
 int main(int, char** words) {
   const int64_t calls = std::atoll(words[1]);
-  for (int spins = 0; spins < 2; ++spins) {
-    for (int faults = 0; faults < 2; ++faults) stress(spins != 0, faults != 0, calls);
+  for (int spins = 0; spins < 3; ++spins) {
+    for (int faults = 0; faults < 2; ++faults) stress(spins, faults != 0, calls);
+    lone_calls(spins, true);
+    lone_calls(spins, false);
+    unread(spins);
+    stop_early(spins, 60);
   }
+  std::fprintf(stderr, "%d asked and %d failed while a batch was sent\n",
+               device.asked_meanwhile.load(), device.failed_meanwhile.load());
+  require(device.asked_meanwhile > 0, "nobody waits for a batch to be sent");
+  require(device.failed_meanwhile > 0, "batches fail while another is sent");
   return 0;
 }

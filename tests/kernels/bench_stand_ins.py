@@ -63,6 +63,7 @@ class StandInFunctions:
         # Whose types are told, as to a function of ctypes.
         self.ql_cuda_plan_candidates = functools.partial(self._candidates)
         self.ql_cuda_complete_plan = functools.partial(lambda *_: Status.OK)
+        self.ql_cuda_chain_length = functools.partial(self._chain_length)
         self.ql_status_text = functools.partial(lambda status: b"a status")
 
     def ql_cuda_linear(self, params: Any, launch: Any) -> int:
@@ -82,7 +83,8 @@ class StandInFunctions:
             self.spoil_chain(params)
         return Status.OK
 
-    def ql_cuda_chain_length(self, params: Any, count: int, device: Any) -> int:
+    @staticmethod
+    def _chain_length(params: Any, count: int, device: Any) -> int:
         return count if params[0].m <= 16 else 0
 
     def ql_cuda_plan_linear(self, params: Any, device: Any, flags: int, plan: Any) -> int:
