@@ -211,9 +211,12 @@ struct ChainKernel {
       }
       if (i + 1 < args.count) finish_layer(i);
     }
-    // Whoever ends last, when nobody looks at them any more, clears the counters.
+    // Whoever ends last, when nobody looks at them any more, clears the counters. Fenced on both
+    // sides, or what another has added might come after that.
     if (threadIdx.x != 0) return;
+    __threadfence();
     if (atomicAdd(args.ended, 1) + 1 < static_cast<int>(gridDim.x)) return;
+    __threadfence();
     for (int i = 0; i < args.count; ++i) args.finished[i] = 0;
     *args.ended = 0;
   }
