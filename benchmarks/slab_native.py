@@ -137,6 +137,9 @@ class NativeFeed:
             streams = CudaStreams(loaded.gpu.kernels, urgent_rows=True)
             loaded = dataclasses.replace(loaded, gpu=streams)
         assert isinstance(loaded.gpu, CudaStreams)
+        kernels = loaded.gpu.kernels
+        if variant.is_light and not kernels.library.ql_cuda_copies_parts(kernels.runtime.ordinal):
+            raise ValueError(f"{variant} needs a library of CUDA 13: others copy one row at a time")
         self._feeder = build_feeder(folder)
         (self._layer,) = loaded.registry
         spec = self._layer.spec

@@ -105,7 +105,8 @@ int64_t ql_cuda_workspace_bytes(void);
 int ql_cuda_linear(const ql_linear_params* params, const ql_cuda_launch* launch);
 
 // `count` products (256 at most) one after the other on one stream: on one x, or each on what one
-// before it wrote. Those of ql_cuda_chain_length() are one launch, whose sums have another order
+// before it wrote; nothing but x may be a result of the chain. Those of ql_cuda_chain_length() are
+// one launch, if the process has all of the device, whose sums have another order
 // than those of single calls: the same bits every time, within rounding of theirs. Others give
 // every bit of single calls: all but the first are launched as with QL_CUDA_DEPENDENT, so their
 // weights are fetched while the one in front still runs. Events of `launch` are recorded before the
@@ -201,8 +202,7 @@ typedef struct ql_cuda_batch {
   int32_t reserved;
 } ql_cuda_batch;
 
-// Whether the copy engine of `device` takes many copies in one call, by its driver and this
-// library.
+// Whether the copy engine of `device` takes many copies in one call: in a library of CUDA 13.
 int ql_cuda_copies_parts(int device);
 
 // Puts a batch on its way without waiting for any of it. After a failure nothing of the steps

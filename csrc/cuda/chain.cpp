@@ -1,10 +1,11 @@
-// Several products one after the other, each launched to overlap with the one in front of it: its
-// weights are on their way while that still adds up. Launched at once, or recorded into a graph
-// that is launched as one.
+// Several products one after the other: in one launch where they can be (plan_chain.h), else each
+// launched to overlap with the one in front of it, so that its weights are on their way while that
+// still adds up. Launched at once, or recorded into a graph that is launched as one.
 #include <atomic>
 
 #include "cuda/chain_kernels.h"
 #include "cuda/host.h"
+#include "cuda/plan.h"
 #include "cuda/plan_chain.h"
 
 namespace qlinear::cuda {
@@ -29,22 +30,49 @@ int check_chain(const ql_linear_params* params, int count, const ql_cuda_launch*
   return count >= 1 && count <= kMostLayers ? QL_OK : QL_BAD_SHAPE;
 }
 
-cudaError_t launch_together(const ChainArgs& args, bool bf16, const ql_cuda_device& device,
-                            int ordinal, cudaStream_t stream) {
-  const int token_blocks = args.m <= partition::kTokens ? 1 : 2;
-  const void* function = chain_function(bf16, token_blocks);
-  static std::atomic<bool> allowed[64][4];
-  std::atomic<bool>& is_allowed = allowed[ordinal][2 * (bf16 ? 1 : 0) + token_blocks - 1];
-  if (!is_allowed.load(std::memory_order_acquire)) {
-    const cudaError_t error = cudaFuncSetAttribute(
-        function, cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_bytes_per_block);
-    if (error != cudaSuccess) return error;
-    is_allowed.store(true, std::memory_order_release);
+constexpr int kMostDevices = 64;  // as device_info() knows
+
+const void* function_of(const ql_linear_params& params) {
+  return chain_function(compute_dtype(params) == QL_BF16, params.m <= partition::kTokens ? 1 : 2);
+}
+
+unsigned threads_of(const ql_linear_params& params) {
+  const int warps = partition::chain_warps(static_cast<int>(params.m));
+  return static_cast<unsigned>(partition::chain_threads(warps));
+}
+
+// Whether a thread block of the kernel for these products may run on each multiprocessor at the
+// same time: not where a process has but a share of them. Asked once for each device and kernel.
+bool can_run_together(const ql_linear_params& params, const ql_cuda_device& device, int ordinal) {
+  enum : int { kUnknown, kYes, kNo };
+  static std::atomic<int> known[kMostDevices][4];
+  const int kernel = 2 * (compute_dtype(params) == QL_BF16) + (params.m > partition::kTokens);
+  std::atomic<int>& answer = known[ordinal][kernel];
+  if (answer.load(std::memory_order_acquire) == kUnknown) {
+    const void* function = function_of(params);
+    const auto shared_bytes = static_cast<size_t>(device.shared_bytes_per_block);
+    int cooperative = 0, multiprocessors = 0, each = 0;
+    const bool can =
+        cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             device.shared_bytes_per_block) == cudaSuccess &&
+        cudaDeviceGetAttribute(&cooperative, cudaDevAttrCooperativeLaunch, ordinal) ==
+            cudaSuccess &&
+        cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, ordinal) ==
+            cudaSuccess &&
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+            &each, function, static_cast<int>(threads_of(params)), shared_bytes) == cudaSuccess &&
+        cooperative != 0 && each * multiprocessors >= device.sm_count;
+    if (!can) cudaGetLastError();
+    answer.store(can ? kYes : kNo, std::memory_order_release);
   }
+  return answer.load(std::memory_order_acquire) == kYes;
+}
+
+cudaError_t launch_together(const ql_linear_params& params, const ChainArgs& args,
+                            const ql_cuda_device& device, cudaStream_t stream) {
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(device.sm_count));
-  config.blockDim =
-      dim3(static_cast<unsigned>(partition::chain_threads(partition::chain_warps(args.m))));
+  config.blockDim = dim3(threads_of(params));
   config.dynamicSmemBytes = static_cast<size_t>(args.memory.total);
   config.stream = stream;
   cudaLaunchAttribute cooperative{};
@@ -53,13 +81,16 @@ cudaError_t launch_together(const ChainArgs& args, bool bf16, const ql_cuda_devi
   config.attrs = &cooperative;
   config.numAttrs = 1;
   void* arguments[] = {const_cast<ChainArgs*>(&args)};
-  return cudaLaunchKernelExC(&config, function, arguments);
+  return cudaLaunchKernelExC(&config, function_of(params), arguments);
 }
 
-// The first `length` products in one launch.
-int run_together(const ql_linear_params* params, int length, const ql_cuda_launch& launch) {
+// The first `length` products in one launch; `done` says whether that can be.
+int run_together(const ql_linear_params* params, int length, const ql_cuda_launch& launch,
+                 bool& done) {
   LaunchGuard guard(launch, "linear chain", params->m, params->n, params->k);
   if (guard.status() != QL_OK) return guard.status();
+  done = can_run_together(*params, guard.device(), launch.device);
+  if (!done) return QL_OK;
   ChainArgs args;
   if (!chain_args(params, length, guard.device(), launch.workspace, args)) {
     set_error_text("a chain of %d layers: the driver cannot describe it to the copy engine",
@@ -68,8 +99,7 @@ int run_together(const ql_linear_params* params, int length, const ql_cuda_launc
   }
   const int begun = guard.begin();
   if (begun != QL_OK) return begun;
-  return guard.finish(launch_together(args, compute_dtype(*params) == QL_BF16, guard.device(),
-                                      launch.device, guard.stream()));
+  return guard.finish(launch_together(*params, args, guard.device(), guard.stream()));
 }
 
 int run_chain(const ql_linear_params* params, const ql_cuda_plan* const* plans, int count,
@@ -78,16 +108,20 @@ int run_chain(const ql_linear_params* params, const ql_cuda_plan* const* plans, 
   const ql_cuda_device* device = device_info(chain.device, &status);
   if (device == nullptr) return status;
   const bool may = plans == nullptr && (chain.flags & QL_CUDA_BATCH_INVARIANT) == 0 &&
-                   chain.workspace != nullptr && chain.workspace_bytes >= partition::kCounterBytes;
+                   chain.workspace != nullptr && is_multiple(chain.workspace, 256) &&
+                   chain.workspace_bytes >= partition::kCounterBytes;
   for (int place = 0; place < count; ++place) {
     const int length = may ? chain_length(params + place, count - place, *device) : 0;
     if (length >= 2) {
       ql_cuda_launch launch = launch_of(chain, plans, place, count);
       if (place + length == count) launch.stop_event = chain.stop_event;
-      status = run_together(params + place, length, launch);
+      bool done = false;
+      status = run_together(params + place, length, launch, done);
       if (status != QL_OK) return status;
-      place += length - 1;
-      continue;
+      if (done) {
+        place += length - 1;
+        continue;
+      }
     }
     const ql_cuda_launch launch = launch_of(chain, plans, place, count);
     status = ql_cuda_linear(params + place, &launch);

@@ -145,6 +145,22 @@ class Steps {
   const ql_cuda_batch& batch_;
 };
 
+// What copies of the parts need; ql_cuda_scatter_rows() checks for itself.
+int check_parts(const ql_cuda_batch& batch) {
+  const ql_cuda_rows& y = batch.y;
+  if (batch.y_host != nullptr || (y.m > 1 && y.row_stride != y.columns)) return QL_BAD_SHAPE;
+  if (y.host_dtype != y.device_dtype) return QL_BAD_DTYPE;
+  if (y.permutation != nullptr) return QL_BAD_SHAPE;
+  if (y.parts == nullptr && y.m > 0) return QL_NULL_POINTER;
+  int64_t rows = 0;
+  for (int64_t i = 0; i < y.parts_count; ++i) {
+    if (y.parts[i].rows == nullptr) return QL_NULL_POINTER;
+    if (y.parts[i].count < 0 || y.parts[i].count > y.m - rows) return QL_BAD_SHAPE;
+    rows += y.parts[i].count;
+  }
+  return rows == y.m ? QL_OK : QL_BAD_SHAPE;
+}
+
 int check_batch(const ql_cuda_batch* batch) {
   if (batch == nullptr || batch->product == nullptr) return QL_NULL_POINTER;
   for (const void* event : {batch->in_stop, batch->out_stop, batch->launch.stop_event}) {
@@ -169,8 +185,7 @@ int check_batch(const ql_cuda_batch* batch) {
   if (batch->x_host != nullptr && (x.permutation != nullptr || x.host_dtype != x.device_dtype)) {
     return QL_BAD_DTYPE;
   }
-  if (batch->copies_parts != 0 && (y_gap || batch->y_host != nullptr)) return QL_BAD_SHAPE;
-  return QL_OK;
+  return batch->copies_parts != 0 ? check_parts(*batch) : QL_OK;
 }
 
 cudaError_t nanoseconds_between(void* start, void* stop, int64_t& out) {
@@ -229,10 +244,8 @@ extern "C" int ql_cuda_wait_batch(const ql_cuda_batch* batch, int64_t nanosecond
 }
 
 extern "C" int ql_cuda_copies_parts(int device) {
-  constexpr int kLeastDriver = 12080;
   int status;
-  const ql_cuda_device* info = qlinear::cuda::device_info(device, &status);
-  return info != nullptr && info->driver_version >= kLeastDriver && CUDART_VERSION >= 13000 ? 1 : 0;
+  return CUDART_VERSION >= 13000 && qlinear::cuda::device_info(device, &status) != nullptr ? 1 : 0;
 }
 
 extern "C" int ql_cuda_batch_bytes(void) { return sizeof(ql_cuda_batch); }

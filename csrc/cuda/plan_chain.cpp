@@ -42,7 +42,11 @@ int chain_length(const ql_linear_params* params, int count, const ql_cuda_device
   // The thread block with the largest share of a layer takes so many times the mean, at most: below
   // that layers are better cut along k, too, one by one.
   constexpr double kMostUneven = 1.12;
-  if (device.major != 9) return 0;
+  // Kernels of Hopper, with more than 4 KiB of arguments, which drivers take from CUDA 12.1 on; 0:
+  // nobody has asked for the driver's version.
+  constexpr int kLeastDriver = 12010;
+  const bool is_old = device.driver_version != 0 && device.driver_version < kLeastDriver;
+  if (device.major != 9 || is_old) return 0;
   double bytes = 0, largest = 0;
   int length = 0;
   for (; length < std::min(count, partition::kChainLayers); ++length) {

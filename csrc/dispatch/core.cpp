@@ -142,7 +142,7 @@ bool Core::take_in() {
       queue_.admit(&call_[first], static_cast<int64_t>(i + 1 - first));
       first = i + 1;
     }
-    std::move(&call_[first], &call_[end], call_.data());
+    if (first > 0) std::move(call_.data() + first, call_.data() + end, call_.data());
     call_items_ = end - first;
   }
 }

@@ -109,7 +109,9 @@ void Core::send(Lock& lock, RunningPtr running) {
     return;
   }
   fail(*running);
-  hand_over(std::move(running), QL_BATCH_FAILED, status);
+  // Of several copies some may be on their way, over activations.
+  const bool may_be_written = running->stage->batch.copies_parts != 0;
+  hand_over(std::move(running), may_be_written ? QL_BATCH_GONE : QL_BATCH_FAILED, status);
 }
 
 // Ends the oldest batch on the device.

@@ -146,7 +146,7 @@ class BatchRuns:
         calls = [part.item.traceparent for part in batch.parts if part.item.traceparent is not None]
         if not calls:
             return None
-        nanoseconds = result.kernel_nanoseconds
+        nanoseconds = result.kernel_nanoseconds if result.is_timed else 0
         trace = BatchTrace("", began, self._clock(), result.transfers, nanoseconds)
         return self._tracer.batch(batch.key.layer, batch.rows, calls, trace)
 

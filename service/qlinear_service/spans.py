@@ -145,7 +145,8 @@ class CallSpans:
         at = batch.began
         for direction, nanoseconds in before:
             at = self._step("transfer", at, nanoseconds, batch, {"qlinear.direction": direction})
-        self._step("kernel", at, batch.kernel_nanoseconds, batch, {})
+        if batch.kernel_nanoseconds:
+            self._step("kernel", at, batch.kernel_nanoseconds, batch, {})
         at = batch.ended - sum(nanoseconds for _, nanoseconds in after) / 1e9
         for direction, nanoseconds in after:
             at = self._step("transfer", at, nanoseconds, batch, {"qlinear.direction": direction})

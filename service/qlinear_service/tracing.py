@@ -53,6 +53,7 @@ class BatchTrace(NamedTuple):
     transfers: Sequence[tuple[str, int]]
     """Copies: the label `direction` of each, and its nanoseconds."""
     kernel_nanoseconds: int
+    """0: it was not timed."""
 
 
 class TracedOutcome(Protocol):

@@ -100,7 +100,8 @@ def test_copies_take_the_same_way(library: ctypes.CDLL, batch: CudaBatch) -> Non
 def test_results_of_parts_are_copied_where_they_belong_and_nothing_need_be_timed(
     library: ctypes.CDLL, batch: CudaBatch
 ) -> None:
-    parts = (CudaPart * 3)(*(CudaPart(rows=ADDRESS, count=count) for count in (9, 6, 1)))
+    counts, places = (9, 6, 1), (5 << 20, 3 << 20, 7 << 20)
+    parts = (CudaPart * 3)(*map(CudaPart, places, counts))
     batch.y.parts, batch.y.parts_count = ctypes.addressof(parts), len(parts)
     batch.copies_parts = 1
     batch.in_start = batch.launch.start_event = batch.out_start = None
@@ -111,6 +112,16 @@ def test_results_of_parts_are_copied_where_they_belong_and_nothing_need_be_timed
         *([f"copy {OUT}"] * len(parts)),
         f"record {OUT_STOP} {OUT}",
     ]
+    copies = (ctypes.c_uint64 * 3 * 64)()
+    row_bytes = 2 * batch.y.columns
+    assert library.noted_copies(copies) == 3
+    for copy, place, before, count in zip(copies, places, (0, 9, 15), counts, strict=False):
+        assert list(copy) == [place, ADDRESS + before * row_bytes, count * row_bytes]
+    parts[1].count = 5
+    assert steps(library, batch, Status.BAD_SHAPE) == [""], "a row of no part"
+    parts[1].count, parts[2].rows = 6, None
+    assert steps(library, batch, Status.NULL_POINTER) == [""]
+    parts[2].rows = places[2]
     batch.in_start = IN_START
     assert steps(library, batch, Status.NULL_POINTER) == [""], "all three events or none"
 

@@ -164,15 +164,3 @@ def test_chains_take_turns_on_one_workspace(kernels: RecordingKernels) -> None:
                     chain.call()
                 assert_right(chain)
         made[0].assert_settled()
-
-
-def test_a_workspace_that_was_cleared_begins_anew(kernels: RecordingKernels) -> None:
-    """As it must be after a failed launch."""
-    chain = chain_of(kernels, selections(kernels, BLOCK, torch.float16), 1, torch.float16)
-    for _ in range(5):
-        for _ in range(3):
-            new_x(chain)
-            chain.spoil()
-            chain.call()
-            assert_right(chain)
-        chain.workspace.zero_()

@@ -1,5 +1,6 @@
 """Which batches of the native dispatcher are timed, and how their results go out."""
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from dispatch_bench import PLAIN_NAME, Make, check, dispatch_benches, rows
 from fake_cuda import HostKernels, build_fake
 from test_cuda_streams import kernels  # noqa: F401 - a fixture
 
+from qlinear_service.errors import EngineFailure
 from qlinear_service.gpu import direct
 
 
@@ -67,3 +69,24 @@ async def test_unless_told_otherwise_all_are_timed_and_none_is_copied(make: Make
     await bench.all_left()
     (live,) = bench.metrics.live()
     assert (live.launches, bench.library.fake_part_copies()) == (20, 0)
+
+
+async def test_what_fails_while_results_are_copied_is_not_tried_on_what_they_may_lie_over(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct, "COPIED_ROW_BYTES", 1)
+    bench = make(max_batch_rows=1)
+    bench.library.fake_hang(1)
+    told = [bench.call(rows(1)) for _ in range(2)]
+    while bench.library.fake_part_copies() < 1:  # the first is alone: a kernel scatters it
+        await asyncio.sleep(0.001)
+    bench.library.fake_fail_scatters(1)
+    told += [bench.call(rows(1)) for _ in range(3)]
+    while bench.library.fake_part_copies() < 2:
+        await asyncio.sleep(0.001)
+    bench.library.fake_hang(0)
+    with pytest.raises(EngineFailure):
+        await told[2]
+    for one in (*told[:2], *told[3:]):
+        check((await one)[0], rows(1), PLAIN_NAME)
+    await bench.all_left()

@@ -125,7 +125,10 @@ def test_shares_that_are_too_uneven_are_none(library: ctypes.CDLL) -> None:
 
 
 def test_devices_without_the_copy_engine_and_nonsense(library: ctypes.CDLL) -> None:
-    for changed in ({"major": 8}, {"major": 10}, {"major": 0}, {"sm_count": 0}, {"sm_count": -1}):
+    for changed in (
+        *({"major": 8}, {"major": 10}, {"major": 0}, {"sm_count": 0}, {"sm_count": -1}),
+        {"driver_version": 12000},
+    ):
         device = CudaDevice.from_buffer_copy(FAKE_H200)
         for name, value in changed.items():
             setattr(device, name, value)
