@@ -147,15 +147,19 @@ def read(words: Sequence[str] | None = None) -> argparse.Namespace:
         ("moving", 4.0, "passes until the first row is there, either way"),
     )
     for name, standard, text in times:
-        parser.add_argument(f"--{name}", type=float, default=standard, help=f"µs that {text}")
+        parser.add_argument(
+            f"--{name}", type=float, default=standard, metavar="MICROSECONDS", help=f"that {text}"
+        )
     parser.add_argument(
         "--in-turn", action="store_true", help="no step of a batch runs beside one of another"
     )
-    parser.add_argument("--rate", type=float, default=390e3, help="rows a second of load 1")
+    parser.add_argument(
+        "--rate", type=float, default=390e3, metavar="ROWS", help="a second, of load 1"
+    )
     parser.add_argument("--rows", type=int, default=400_000, help="of each load")
     parser.add_argument("--batches", type=int, default=20_000, help="of each run and size")
     parser.add_argument("--runs", type=int, default=9)
-    parser.add_argument("--json", help="file for all figures; - is stdout")
+    parser.add_argument("--json", metavar="FILE", help="for all figures; - is stdout")
     return parser.parse_args(words)
 
 
