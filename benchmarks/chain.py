@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from block_bench import BlockBench, run
-from chain_check import ROUNDING, check
+from chain_check import check
 from figures import print_table
 from kernel_figures import VARIANTS, Shape, copies_for, summary, weight_bytes
 from kernel_gpu import Call, Gpu
@@ -138,7 +138,7 @@ def measure(gpu: Gpu, library: Library, rows: Sequence[int], replays: int) -> li
                 "one_launch": is_one_launch(library, blocks.params[0]),
                 "same_bits": checked.same_bits,
                 "difference": checked.difference,
-                "within_rounding": checked.difference <= ROUNDING,
+                "within_rounding": checked.within_rounding,
             }
         )
     return found
