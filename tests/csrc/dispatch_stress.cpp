@@ -20,9 +20,11 @@ namespace {
 using stress_device::Device;
 using stress_device::now;
 using stress_device::require;
+using stress_device::Streams;
 
 constexpr int kLayers = 3;  // the last one is the host's
 constexpr int kMostRows = 64;
+constexpr int kStages = 3;
 constexpr int64_t kUnit = 1024;
 constexpr uint32_t kSlots = 600;
 constexpr size_t kMostHeld = 200;
@@ -150,6 +152,7 @@ class FrontEnd {
       head_ = ended.kind;
       const bool has_failed = ended.kind == QL_BATCH_FAILED || ended.kind == QL_BATCH_GONE;
       failed_ += has_failed;
+      device.hosted += ended.kind != QL_BATCH_DONE;
       device.being_mended += has_failed;
       if (ended.kind != QL_BATCH_DONE) open_.push_back({ended.batch, has_failed, {}});
       return;
@@ -184,6 +187,8 @@ class FrontEnd {
     if (open_.size() == 1 && left_ > 0) return;
     open_.erase(open_.begin());
     for (const uint64_t sequence : hosted.sequences) --held_.at(sequence).parts_on_host;
+    if (hosted.has_failed) device.start_over();
+    --device.hosted;
     device.being_mended -= hosted.has_failed;
     ql_dispatch_host_done(dispatch_, hosted.number);
   }
@@ -211,7 +216,12 @@ class FrontEnd {
 class Bench {
  public:
   Bench(int spins, bool starts_lone)
-      : slab(kSlots * kUnit / sizeof(uint64_t)), tables_(6 * kMostRows), buffer_(1) {
+      : slab(kSlots * kUnit / sizeof(uint64_t)),
+        tables_(6 * kMostRows),
+        buffer_(1),
+        events_(9 * kStages),
+        workspaces_(2) {
+    device.start_over();
     const std::vector<double> seconds(kMostRows + 1, 1e-5);
     const int32_t sizes[] = {8, kMostRows};
     const double costs[] = {1e-5, 3e-5};
@@ -222,22 +232,32 @@ class Bench {
       layers[i].product.n = layers[i].product.k = 4;
       layers[i].is_direct = i + 1 < kLayers;
     }
-    ql_dispatch_stage stages[3] = {};
-    for (int i = 0; i < 3; ++i) {
+    ql_dispatch_stage stages[kStages] = {};
+    for (int i = 0; i < kStages; ++i) {
       stages[i].x = stages[i].y = buffer_.data();
       stages[i].x_bytes = stages[i].y_bytes = 1 << 20;
       stages[i].table = &tables_[static_cast<size_t>(2 * kMostRows * i)];
+      void** const events[] = {
+          &stages[i].in_start,   &stages[i].in_stop,   &stages[i].kernel_start,
+          &stages[i].kernel_stop, &stages[i].out_start, &stages[i].out_stop,
+          &stages[i].in_done,    &stages[i].kernel_done, &stages[i].out_done};
+      for (int j = 0; j < 9; ++j) *events[j] = &events_[static_cast<size_t>(9 * i + j)];
     }
     ql_dispatch_options options = {};
     options.queue = {kMostRows, 0.05, 0, 1, kLayers, &pace, paces};
     options.layers = layers;
     options.stages = stages;
-    options.stages_count = options.most_running = 3;
+    options.stages_count = options.most_running = kStages;
     options.most_chained = 2;
     options.table_rows = kMostRows;
     options.spins = spins;
     options.starts_lone = starts_lone;
     options.done_fd = -1;
+    options.timed_each = 4;
+    options.launch.stream = Streams::kLanes;
+    options.launch.workspace = &workspaces_[0];
+    options.second.stream = Streams::kLanes + 1;
+    options.second.workspace = &workspaces_[1];
     options.idle_spin_seconds = 2e-5;
     options.slab = reinterpret_cast<char*>(slab.data());
     options.slot_unit_bytes = kUnit;
@@ -262,6 +282,7 @@ class Bench {
 
  private:
   std::vector<uint64_t> tables_, buffer_;
+  std::vector<char> events_, workspaces_;
 };
 
 void stress(int spins, bool faults, int64_t calls) {
@@ -379,9 +400,11 @@ int main(int, char** words) {
     unread(spins);
     stop_early(spins, 60);
   }
-  std::fprintf(stderr, "%d asked and %d failed while a batch was sent\n",
-               device.asked_meanwhile.load(), device.failed_meanwhile.load());
+  std::fprintf(stderr, "%d asked and %d failed while a batch was sent, %lld products beside others\n",
+               device.asked_meanwhile.load(), device.failed_meanwhile.load(),
+               static_cast<long long>(device.beside()));
   require(device.asked_meanwhile > 0, "nobody waits for a batch to be sent");
   require(device.failed_meanwhile > 0, "batches fail while another is sent");
+  require(device.beside() > 100, "products run beside each other");
   return 0;
 }
