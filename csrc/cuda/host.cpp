@@ -17,8 +17,8 @@ namespace {
 
 constexpr int kMaxDevices = 64;
 
-// That a guard of this thread keeps current. Guards lie within each other where a batch is sent, and
-// nothing below them chooses a device.
+// That a guard of this thread keeps current. Guards lie within each other where a batch is sent,
+// and nothing below them chooses a device.
 thread_local int held_device = -1;
 
 thread_local char error_text[512] = "no CUDA call has failed in this thread";

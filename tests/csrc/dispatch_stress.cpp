@@ -238,9 +238,9 @@ class Bench {
       stages[i].x_bytes = stages[i].y_bytes = 1 << 20;
       stages[i].table = &tables_[static_cast<size_t>(2 * kMostRows * i)];
       void** const events[] = {
-          &stages[i].in_start,   &stages[i].in_stop,   &stages[i].kernel_start,
-          &stages[i].kernel_stop, &stages[i].out_start, &stages[i].out_stop,
-          &stages[i].in_done,    &stages[i].kernel_done, &stages[i].out_done};
+          &stages[i].in_start,    &stages[i].in_stop,     &stages[i].kernel_start,
+          &stages[i].kernel_stop, &stages[i].out_start,   &stages[i].out_stop,
+          &stages[i].in_done,     &stages[i].kernel_done, &stages[i].out_done};
       for (int j = 0; j < 9; ++j) *events[j] = &events_[static_cast<size_t>(9 * i + j)];
     }
     ql_dispatch_options options = {};
@@ -400,7 +400,8 @@ int main(int, char** words) {
     unread(spins);
     stop_early(spins, 60);
   }
-  std::fprintf(stderr, "%d asked and %d failed while a batch was sent, %lld products beside others\n",
+  std::fprintf(stderr,
+               "%d asked and %d failed while a batch was sent, %lld products beside others\n",
                device.asked_meanwhile.load(), device.failed_meanwhile.load(),
                static_cast<long long>(device.beside()));
   require(device.asked_meanwhile > 0, "nobody waits for a batch to be sent");

@@ -98,7 +98,7 @@ class Streams {
 class Device {
  public:
   bool has_faults = false;
-  std::atomic<int> hosted{0};  // batches that the host computes
+  std::atomic<int> hosted{0};        // batches that the host computes
   ql_dispatch* dispatch = nullptr;   // once it is known
   std::thread::id front_end;         // which is never kept waiting
   std::atomic<int> being_mended{0};  // failures that were told and are not seen to
