@@ -25,7 +25,6 @@ from qlinear_service.config import (
 from qlinear_service.dispatch.abi import limits_of
 from qlinear_service.dtypes import DType
 from qlinear_service.engine import WorkerThread
-from qlinear_service.gpu import direct
 from qlinear_service.gpu.direct import DirectEngine
 from qlinear_service.gpu.engine import GpuEngine
 from qlinear_service.gpu.room import rows_of_batches

@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,10 +37,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def two(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct, "LANES", 2)
     monkeypatch.setattr(direct, "TIMED_EACH", 4)
-    yield
 
 
 @pytest.fixture
@@ -83,14 +82,21 @@ def sent(bench: DispatchBench) -> list[Sent]:
     return found
 
 
+async def arrive(bench: DispatchBench, count: int) -> None:
+    """Wait until so many batches have been sent since the start."""
+    while bench.library.fake_batches((CudaBatch * 256)()) < count:
+        await asyncio.sleep(0.001)
+
+
 async def fly(bench: DispatchBench, count: int = FLIGHT) -> list[Sent]:
     """Send one call that is awaited and then many at once; return how the latter were sent."""
     await bench.call(rows(0))
     before = len(sent(bench))
     bench.library.fake_hang(1)
-    told = [bench.call(rows(1 + seed)) for seed in range(count)]
-    while len(sent(bench)) < before + count:
-        await asyncio.sleep(0.001)
+    told = [bench.call(rows(1))]
+    await arrive(bench, before + 1)  # alone
+    told += [bench.call(rows(1 + seed)) for seed in range(1, count)]
+    await arrive(bench, before + count)
     bench.library.fake_hang(0)
     for seed, one in enumerate(told):
         check((await one)[0], rows(1 + seed), PLAIN_NAME)
@@ -152,14 +158,14 @@ async def test_beside_what_the_host_computes_there_is_one_lane(
     monkeypatch.setattr(engine._engine, "run", held)
     await bench.call(rows(0))
     bench.library.fake_hang(1)
-    told = [bench.call(rows(seed)) for seed in range(3)]
-    while len(sent(bench)) < 4:
-        await asyncio.sleep(0.001)
+    told = [bench.call(rows(0))]
+    await arrive(bench, 2)
+    told += [bench.call(rows(seed)) for seed in range(1, 3)]
+    await arrive(bench, 4)
     dense = bench.call(rows(9), DENSE_NAME)
     await waiting.wait()
     told += [bench.call(rows(seed)) for seed in range(3, 6)]
-    while len(sent(bench)) < 7:
-        await asyncio.sleep(0.001)
+    await arrive(bench, 7)
     found = [(one.lane, one.is_timed, one.after) for one in sent(bench)[1:]]
     assert found[:3] == [(0, True, None), (1, False, 1), (0, False, None)]
     # The first waits for all of the second lane, the others lie behind it.
@@ -188,16 +194,16 @@ async def test_after_a_failure_both_workspaces_are_cleared(
     workspaces = [kernels.runtime._streams[one.cuda_stream][1] for one in streams._lanes()]
     assert len(workspaces) == 2
     bench.library.fake_hang(1)
-    told = [bench.call(rows(seed)) for seed in range(1 + lane)]
-    while len(sent(bench)) < 2 + lane:
-        await asyncio.sleep(0.001)
-    bench.library.fake_fail(1)
-    told.append(bench.call(rows(5)))
-    while bench.library.fake_batches((CudaBatch * 256)()) < 3 + lane:
-        await asyncio.sleep(0.001)
-    assert sent(bench)[-1].lane == 1 - lane
+    told = []
+    for seed in range(1 + lane):
+        told.append(bench.call(rows(seed)))
+        await arrive(bench, 2 + seed)
     for workspace in workspaces:
         workspace.fill_(1)
+    bench.library.fake_fail(1)
+    told.append(bench.call(rows(5)))
+    await arrive(bench, 3 + lane)
+    assert sent(bench)[2 + lane].lane == 1 - lane
     bench.library.fake_hang(0)
     with pytest.raises(EngineFailure):
         await told[-1]
