@@ -13,17 +13,19 @@ struct Turn {
   void* after;
 };
 
-// One product that may run beside others goes to the other lane than the one before it. All else
-// goes to the first, which the host's own products have, too, after all that was sent before. A
-// product that is timed is such a one, and none behind it begins before it has ended.
+// A product that may run beside others goes to the other lane than the one before it. All else goes
+// to the first lane, behind all that was sent before: the host's own products run there, too. After
+// one that is timed, which is never beside others, the second lane waits for its end.
 //
-// An event is waited for when its stage may have been used again. Then what recorded it has ended
-// long ago, and the wait does no harm: on the first lane it is for a product of the second, or for
-// one that has taken its stage since, on the first itself; on the second it is for the last product
-// that was timed, as no other records that event.
+// When an event is waited for, its stage may have been used again. Then the product that was meant
+// has ended long ago, and the event stands for a later one, which does no harm:
+// - second_ended_: of a product that is not timed and was sent to the first lane, or this would be
+//   its event; the first lane waits, where it is next in line anyway.
+// - timed_ended_: of none, as only products that are timed record such an event, and this is that
+//   of the last one.
 //
-// A failure may lose what was to be waited for. Nothing is sent before it is seen to, which waits
-// for all that runs.
+// A send that fails may take with it what was to be waited for. Before the next one somebody has
+// waited for all that runs.
 class ComputeLanes {
  public:
   explicit ComputeLanes(bool has_two) : has_two_(has_two) {}

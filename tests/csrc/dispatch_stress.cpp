@@ -219,7 +219,7 @@ class Bench {
       : slab(kSlots * kUnit / sizeof(uint64_t)),
         tables_(6 * kMostRows),
         buffer_(1),
-        events_(9 * kStages),
+        events_(3 * kStages),
         workspaces_(2) {
     device.start_over();
     const std::vector<double> seconds(kMostRows + 1, 1e-5);
@@ -237,11 +237,10 @@ class Bench {
       stages[i].x = stages[i].y = buffer_.data();
       stages[i].x_bytes = stages[i].y_bytes = 1 << 20;
       stages[i].table = &tables_[static_cast<size_t>(2 * kMostRows * i)];
-      void** const events[] = {
-          &stages[i].in_start,    &stages[i].in_stop,     &stages[i].kernel_start,
-          &stages[i].kernel_stop, &stages[i].out_start,   &stages[i].out_stop,
-          &stages[i].in_done,     &stages[i].kernel_done, &stages[i].out_done};
-      for (int j = 0; j < 9; ++j) *events[j] = &events_[static_cast<size_t>(9 * i + j)];
+      char* events = &events_[static_cast<size_t>(3 * i)];
+      stages[i].in_start = events;  // which is how the device knows that a batch is timed
+      stages[i].kernel_stop = events + 1;
+      stages[i].kernel_done = events + 2;
     }
     ql_dispatch_options options = {};
     options.queue = {kMostRows, 0.05, 0, 1, kLayers, &pace, paces};
