@@ -2,8 +2,8 @@
 
 Copies to the device, products and copies back each have a stream, so that those of different
 batches overlap; what belongs to one batch is held in order by events. The native dispatcher may
-have a second stream for products. Every call but `wait` and
-`settle` returns before the GPU has done it. Never waits for the whole device.
+have a second stream for products. Every call but `wait` and `settle` returns before the GPU has
+done it. Never waits for the whole device.
 """
 
 import os
