@@ -54,6 +54,10 @@ class Device(Protocol):
     def scatters(self) -> bool:
         """Whether results may be written over the activations that they were made of."""
 
+    @property
+    def chains(self) -> bool:
+        """Whether a trip may have several layers."""
+
     def host_memory(self, nbytes: int) -> torch.Tensor:
         """Return uint8 [nbytes] of host memory that the device can copy from and to."""
 
@@ -115,7 +119,7 @@ class CudaStreams:
         urgent_rows: kernels that move rows go before products that have not begun.
     """
 
-    scatters = True
+    scatters = chains = True
 
     def __init__(self, kernels: CudaKernels, *, urgent_rows: bool = False) -> None:
         self.kernels = kernels
@@ -208,6 +212,7 @@ class CudaStreams:
             self._express.run(trip)
             return
         assert not any(trip.way), "rows that only a kernel can reach"
+        assert not trip.more, "layers that go in one call or not at all"
         stage, spec = trip.stage, trip.layer.spec
         x_bytes = trip.rows * spec.k * trip.x_dtype.itemsize
         y_bytes = trip.rows * spec.n * trip.y_dtype.itemsize
