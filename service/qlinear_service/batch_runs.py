@@ -5,10 +5,9 @@ only; knows neither torch nor grpc.
 """
 
 import asyncio
-import itertools
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeAlias, TypeVar
 
 from qlinear_service.errors import (
@@ -30,6 +29,9 @@ __all__ = ["BatchRuns", "RunBatch", "Together"]
 logger = logging.getLogger(__name__)
 
 RunBatch: TypeAlias = Callable[[Batch], Awaitable[BatchResult]]
+
+Finished: TypeAlias = tuple[BatchResult, BatchTrace | None]
+"""What came of a batch, and its trace if a call of it is traced."""
 
 T = TypeVar("T")
 
@@ -89,64 +91,51 @@ class BatchRuns:
         Raises:
             EngineLost: no batch can be computed any more; all calls have been told so.
         """
-        try:
-            result = await self._compute(batch, run)
-        except EngineLost:
-            self.end_lost(batch.parts)
-            raise
-        except ActivationsGone as error:
-            for part in batch.parts:
-                self._fail_part(part, error)
-        except Exception as error:
-            if len(batch.parts) == 1:
-                self._fail_part(batch.parts[0], error)
-                return
-            values = {"layer": batch.key.layer, "requests": len(batch.parts), "rows": batch.rows}
-            values |= {"action": "retry_one_by_one", "exc_info": error}
-            event(logger, logging.WARNING, "batch_failed", **values)
-            for number, part in enumerate(batch.parts):
-                try:
-                    await self._serve_alone(part)
-                except EngineLost:
-                    self.end_lost(batch.parts[number:])
-                    raise
-        else:
-            self._ledger.finish(batch, *result)
+        await self._settle((batch,), self._compute(batch, run))
 
     def goes_together(self, batches: Sequence[Batch]) -> bool:
         """Say whether these are for `serve_together`, and not one by one for `serve`."""
         together = self._together
         return together is not None and len(batches) > 1 and together.goes_together(batches)
 
-    async def serve_together(self, batches: Sequence[Batch], run: RunBatch) -> None:
+    async def serve_together(self, batches: Sequence[Batch]) -> None:
         """Do what `serve` does for each of some batches that `goes_together`, all at once.
-
-        If that fails they are computed by `run`, one after the other: what fails alone fails alone.
 
         Raises:
             EngineLost: no batch can be computed any more; all calls have been told so.
         """
+        await self._settle(batches, self._compute_together(batches))
+
+    async def _settle(self, batches: Sequence[Batch], work: Awaitable[list[Finished]]) -> None:
+        """Settle the calls of what `work` computes; if that fails, part by part."""
         try:
-            results = await self._compute_together(batches)
+            finished = await work
         except EngineLost:
             self.end_lost(_parts_of(batches))
             raise
+        except ActivationsGone as error:
+            for part in _parts_of(batches):
+                self._fail_part(part, error)
         except Exception as error:
-            names = ", ".join(batch.key.layer for batch in batches)
-            values = {"layers": names, "requests": len(batches[0].parts), "rows": batches[0].rows}
-            values |= {"action": "retry_layer_by_layer", "exc_info": error}
-            event(logger, logging.WARNING, "batches_failed", **values)
-            for number, batch in enumerate(batches, start=1):
+            parts = _parts_of(batches)
+            if len(parts) == 1:
+                self._fail_part(parts[0], error)
+                return
+            first, names = batches[0], ", ".join(batch.key.layer for batch in batches)
+            values = {"layer": names, "requests": len(first.parts), "rows": first.rows}
+            values |= {"action": "retry_one_by_one", "exc_info": error}
+            event(logger, logging.WARNING, "batch_failed", **values)
+            for number, part in enumerate(parts):
                 try:
-                    await self.serve(batch, run)
+                    await self._serve_alone(part)
                 except EngineLost:
-                    self.end_lost(_parts_of(batches[number:]))
+                    self.end_lost(parts[number:])
                     raise
         else:
-            for batch, result in zip(batches, results, strict=True):
-                self._ledger.finish(batch, *result)
+            for batch, (result, trace) in zip(batches, finished, strict=True):
+                self._ledger.finish(batch, result, trace)
 
-    def end_lost(self, parts: Iterable[Part]) -> None:
+    def end_lost(self, parts: Sequence[Part]) -> None:
         """Tell every caller that the engine is gone, and let go of the parts that it ran."""
         self._ledger.fail_all(
             Unavailable("the server has lost its device and ends; send the call to another one")
@@ -160,23 +149,21 @@ class BatchRuns:
             return
         alone = Batch(part.item.key, (part,), part.rows)
         try:
-            result = await self._compute(alone, self._run_alone)
+            ((result, trace),) = await self._compute(alone, self._run_alone)
         except EngineLost:
             raise
         except Exception as error:
             self._fail_part(part, error)
         else:
-            self._ledger.finish(alone, *result)
+            self._ledger.finish(alone, result, trace)
 
-    async def _compute(self, batch: Batch, run: RunBatch) -> tuple[BatchResult, BatchTrace | None]:
+    async def _compute(self, batch: Batch, run: RunBatch) -> list[Finished]:
         began = self._clock()
         result = await self._watched(run(batch))
         _check(batch, result)
-        return result, self.finished(batch, result, began)
+        return [(result, self.finished(batch, result, began))]
 
-    async def _compute_together(
-        self, batches: Sequence[Batch]
-    ) -> list[tuple[BatchResult, BatchTrace | None]]:
+    async def _compute_together(self, batches: Sequence[Batch]) -> list[Finished]:
         assert self._together is not None, "something has said that they go together"
         began = self._clock()
         results = await self._watched(self._together.run_together(batches))
@@ -237,5 +224,5 @@ def _check(batch: Batch, result: BatchResult) -> None:
         raise RuntimeError(f"{len(result.rows)} results for {len(batch.parts)} parts")
 
 
-def _parts_of(batches: Iterable[Batch]) -> Iterable[Part]:
-    return itertools.chain.from_iterable(batch.parts for batch in batches)
+def _parts_of(batches: Sequence[Batch]) -> Sequence[Part]:
+    return [part for batch in batches for part in batch.parts]

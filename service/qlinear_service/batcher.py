@@ -170,7 +170,7 @@ class Batcher:
     def _start(self, chain: Sequence[Batch]) -> None:
         """Send a batch and its followers: at once, or right behind each other."""
         if self._runs.goes_together(chain):
-            self._in_flight.start(self._runs.serve_together(chain, self._run_batch))
+            self._in_flight.start(self._runs.serve_together(chain))
             return
         for batch in chain:
             self._in_flight.start(self._runs.serve(batch, self._run_batch))

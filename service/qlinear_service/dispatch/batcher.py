@@ -212,7 +212,7 @@ class DispatchBatcher:
         (numbers, batches), self._chain = zip(*self._chain, strict=True), []
         run = self._engine.run
         if self._runs.goes_together(batches):
-            self._hosted.start(self._serve(numbers, self._runs.serve_together(batches, run)))
+            self._hosted.start(self._serve(numbers, self._runs.serve_together(batches)))
             return
         for number, each in zip(numbers, batches, strict=True):
             self._hosted.start(self._serve((number,), self._runs.serve(each, run)))

@@ -119,8 +119,7 @@ class GpuEngine:
             EngineLost: the device is gone.
             Exception: this batch has failed.
         """
-        (result,) = await self._send(self._job((batch,)))
-        return result
+        return (await self._send(self._job((batch,))))[0]
 
     def goes_together(self, batches: Sequence[Batch]) -> bool:
         """Say whether batches of layers of the same calls can be handed to `run_together`."""
