@@ -10,11 +10,11 @@ from gpu.alike import CUT_SUMS
 from gpu.loading import RecordingKernels
 from gpu.problems import Form, Problem
 from gpu.running import rounded
-from gpu.test_slab_chains import NoMetrics
+from gpu.test_slab_chains import batcher_of
 from gpu.test_slab_engine import Bench
 
 from qlinear_service.batcher import Batcher
-from qlinear_service.batching import Batch, BatchKey, Part, WorkItem, WorkQueue
+from qlinear_service.batching import Batch, BatchKey, Part, WorkItem
 from qlinear_service.dtypes import DType
 from qlinear_service.kernels.cuda_abi import CudaFlag, Status
 from qlinear_service.kernels.torch_types import from_torch, to_torch
@@ -241,16 +241,7 @@ def test_groups_and_single_batches_in_flight_together(kernels: RecordingKernels)
             assert torch.equal(y, exact.cpu()), (number, each)
 
     async def run() -> None:
-        batcher = Batcher(
-            queue=WorkQueue(max_batch_rows=64, max_queue_rows=1 << 20, max_age_seconds=60),
-            run_batch=bench.engine.run,
-            release=lambda item: bench.slab.release(item.slot),
-            clock=asyncio.get_running_loop().time,
-            metrics=NoMetrics(),  # type: ignore[arg-type]
-            most_running=bench.engine.most_in_flight,
-            most_chained=bench.engine.most_chained,
-            together=bench.engine,
-        )
+        batcher = batcher_of(bench, together=bench.engine)
         task = asyncio.create_task(batcher.run())
         for start in range(0, 300, 30):
             await asyncio.gather(*(caller(batcher, start + i) for i in range(30)))
