@@ -21,10 +21,11 @@ from typing import Any
 import torch
 from figures import console, machine, print_facts, write_json
 from processes import Others
-from slab_native import STANDARD, Variant, measure_native
+from slab_native import measure_native
 from slab_place import layer_of, load, place_of
 from slab_report import print_loads, print_native, print_ways
 from slab_together import GROUPS, Group, compare_together, print_together
+from slab_variant import FORM, STANDARD, Variant
 from slab_ways import ROWS, compare
 
 from qlinear_service.batching import BatchKey, WorkItem
@@ -205,11 +206,12 @@ def parser() -> argparse.ArgumentParser:
         type=Variant.read,
         nargs="+",
         default=(STANDARD,),
-        metavar="STAGES[:SPARE][:urgent][:BLOCKS][:two][:light]",
+        metavar=FORM,
         help="of a GPU: batches in flight, multiprocessors that products leave to the kernels that "
         "move rows [0], whether those go first, how many blocks they have [SPARE; 0: as many as "
         "they take], whether two threads spin, one to send batches and one to see how they end, "
-        "whether but one batch in eight is timed and long results go out by the copy engine "
+        "whether but one batch in eight is timed and long results go out by the copy engine, "
+        "whether products take two streams in turn "
         "[as the server]",
     )
     made.add_argument(

@@ -6,14 +6,14 @@ completions is not: feeder.cpp, compiled here, in a thread of its own.
 
 import ctypes
 import dataclasses
-import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+from slab_variant import STANDARD, Variant
 
 from qlinear_service.config import (
     NATIVE,
@@ -25,9 +25,9 @@ from qlinear_service.config import (
 from qlinear_service.dispatch.abi import limits_of
 from qlinear_service.dtypes import DType
 from qlinear_service.engine import WorkerThread
-from qlinear_service.gpu import direct
 from qlinear_service.gpu.direct import DirectEngine
 from qlinear_service.gpu.engine import GpuEngine
+from qlinear_service.gpu.room import rows_of_batches
 from qlinear_service.gpu.streams import CudaStreams
 from qlinear_service.kernels.ninja import SOURCE_ROOT, find_compiler
 from qlinear_service.loaded import Loaded
@@ -40,44 +40,6 @@ MOST_SLOTS = 8192
 LONE_SECONDS = 0.5
 LIGHT_TIMED_EACH, LIGHT_COPIED_ROW_BYTES = 8, 32 << 10
 LONE_GAPS = {"at once": 0.0, "after 1 ms": 1e-3}
-
-
-class Variant(NamedTuple):
-    """One way of having batches in flight."""
-
-    stages: int
-    spare: int = 0
-    """Multiprocessors that products leave alone."""
-    urgent_rows: bool = False
-    """Kernels that move rows go first."""
-    blocks: int | None = None
-    """Of those kernels, both together, unless a batch is alone; 0: as many as they take; None: as
-    many as multiprocessors are left to them."""
-    spinning: int = direct.SPINNING
-    """Threads: who sends batches sees how they end, or two share that."""
-    is_light: bool = False
-    """One batch in eight is timed, and long results go out by the copy engine."""
-
-    @classmethod
-    def read(cls, text: str) -> "Variant":
-        """Return what "STAGES[:SPARE][:urgent][:BLOCKS][:two][:light]" says."""
-        found = re.fullmatch(r"(\d+)(?::(\d+))?(:urgent)?(?::(\d+))?(:two)?(:light)?", text)
-        if found is None:
-            form = "STAGES[:SPARE][:urgent][:BLOCKS][:two][:light]"
-            raise ValueError(f"{text!r} is no variant; expected {form}")
-        stages, spare, urgent, blocks, two, light = found.groups()
-        told = None if blocks is None else int(blocks)
-        spinning = 1 if two is None else 2
-        return cls(int(stages), int(spare or 0), bool(urgent), told, spinning, bool(light))
-
-    def __str__(self) -> str:
-        blocks = "" if self.blocks is None else f":{self.blocks}"
-        more = blocks + ":two" * (self.spinning == 2) + ":light" * self.is_light
-        return f"{self.stages}:{self.spare}" + ":urgent" * self.urgent_rows + more
-
-
-STANDARD = Variant(direct.STAGES, direct.SPARE)
-"""What the server does."""
 
 
 class FeedOptions(ctypes.Structure):
@@ -150,7 +112,7 @@ class NativeFeed:
         stages = variant.stages
         engine = new_runner(loaded, config, self._slab, self._worker, stages=stages)
         assert isinstance(engine, GpuEngine)
-        most_rows = direct.rows_of_batches([self._layer], config.batching.max_batch_rows)
+        most_rows = rows_of_batches([self._layer], config.batching.max_batch_rows)
         self._direct = DirectEngine(
             engine=engine,
             streams=loaded.gpu,
@@ -166,8 +128,9 @@ class NativeFeed:
             spare=variant.spare,
             row_blocks=variant.blocks,
             spinning=variant.spinning,
-            timed_each=LIGHT_TIMED_EACH if variant.is_light else None,
-            copied_row_bytes=LIGHT_COPIED_ROW_BYTES if variant.is_light else None,
+            timed_each=LIGHT_TIMED_EACH if variant.is_light else 1,
+            copied_row_bytes=LIGHT_COPIED_ROW_BYTES if variant.is_light else 0,
+            lanes=variant.lanes,
         )
         self._direct.teach(self._layer, DType.F16, DType.F16)
         self._gpu = loaded.gpu

@@ -202,6 +202,7 @@ typedef struct ql_cuda_batch {
   void *in_stream, *out_stream;
   void *in_start, *in_stop, *out_start, *out_stop;  // events
   ql_cuda_launch launch;                            // of the product, with its events
+  void* after;  // an event that the product waits for, too, before its first one; null: none
   int32_t copies_parts;    // 1: results go to the parts of y by the copy engine, one copy for each
                            // (see ql_cuda_copies_parts()); 0: by a kernel
   int32_t products_count;  // 0 and 1: one

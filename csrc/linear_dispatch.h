@@ -120,6 +120,8 @@ typedef struct ql_dispatch_options {
   int64_t slot_unit_bytes;
   void *in_stream, *out_stream;
   ql_cuda_launch launch;  // of products
+  ql_cuda_launch second;  // another stream of the same device with a workspace of its own: of those
+                          // that may run beside others every other one; a null stream: none
   int (*run)(const ql_cuda_batch*);
   int (*wait)(const ql_cuda_batch*, int64_t, int32_t*, int64_t*);
   const char* (*error_text)(void);

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #ifndef QL_CUDA_ARCHITECTURES
 #error "the build defines QL_CUDA_ARCHITECTURES, such as \"80 86 89 90a\""
@@ -15,6 +16,10 @@ namespace qlinear::cuda {
 namespace {
 
 constexpr int kMaxDevices = 64;
+
+// That a guard of this thread keeps current. Guards lie within each other where a batch is sent,
+// and nothing below them chooses a device.
+thread_local int held_device = -1;
 
 thread_local char error_text[512] = "no CUDA call has failed in this thread";
 
@@ -97,12 +102,16 @@ LaunchGuard::LaunchGuard(const ql_cuda_launch& launch, const char* operation, in
     status_ = QL_BAD_DEVICE;
     return;
   }
+  if (held_device == launch.device) return;
   int current = -1;
   status_ = check(cudaGetDevice(&current));
   // Also where it is the current one: a thread that has called nothing yet has no context, and the
   // driver, which is asked for maps, does not make one as the runtime does.
   if (status_ == QL_OK) status_ = check(cudaSetDevice(launch.device));
-  if (status_ == QL_OK && current != launch.device) previous_ = current;
+  if (status_ != QL_OK) return;
+  if (current != launch.device) previous_ = current;
+  holds_ = true;
+  outer_ = std::exchange(held_device, launch.device);
 }
 
 int LaunchGuard::begin() {
@@ -111,6 +120,7 @@ int LaunchGuard::begin() {
 }
 
 LaunchGuard::~LaunchGuard() {
+  if (holds_) held_device = outer_;
   // A thread that had used no device is taken back to the first one, which may be lost: no fault of
   // this launch, nor of the next.
   if (previous_ >= 0 && cudaSetDevice(previous_) != cudaSuccess) cudaGetLastError();

@@ -40,7 +40,9 @@ class LaunchGuard {
   const char* operation_;
   int64_t m_, n_, k_;
   const ql_cuda_device* device_ = nullptr;
-  int previous_ = -1;
+  int previous_ = -1;  // to be current again
+  int outer_ = -1;     // device of the guard around this one
+  bool holds_ = false;
   int status_;
 };
 

@@ -70,9 +70,12 @@ class Steps {
     Product product(*batch_.product, batch_.launch);
     int status = is_chain() ? QL_OK : product.prepare();
     if (status == QL_OK) status = in();
-    if (status == QL_OK) status = wait_for(batch_.in_stream, batch_.in_stop, stream());
+    if (status == QL_OK && batch_.in_stream != stream()) status = wait(stream(), batch_.in_stop);
+    if (status == QL_OK && batch_.after != nullptr) status = wait(stream(), batch_.after);
     if (status == QL_OK) status = is_chain() ? launch_chain() : product.launch();
-    if (status == QL_OK) status = wait_for(stream(), batch_.launch.stop_event, batch_.out_stream);
+    if (status == QL_OK && batch_.out_stream != stream()) {
+      status = wait(batch_.out_stream, batch_.launch.stop_event);
+    }
     if (status == QL_OK) status = out();
     return status;
   }
@@ -154,11 +157,10 @@ class Steps {
     return guard.finish(copies.launch(guard.stream()));
   }
 
-  // Lets `second` go on after `event` of `first`.
-  int wait_for(void* first, void* event, void* second) {
-    if (first == second) return QL_OK;
+  // Lets `stream` go on after `event`.
+  int wait(void* stream, void* event) {
     const cudaError_t error =
-        cudaStreamWaitEvent(static_cast<cudaStream_t>(second), static_cast<cudaEvent_t>(event), 0);
+        cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), static_cast<cudaEvent_t>(event), 0);
     return check_cuda(error, "ordering streams", batch_.x.m, batch_.y.columns, batch_.x.columns);
   }
 

@@ -110,6 +110,8 @@ void Core::send(Lock& lock, RunningPtr running) {
     running->stage = nullptr;
   }
   if (running->stage == nullptr) return hand_over(std::move(running), QL_BATCH_HOST, QL_OK);
+  // Whatever becomes the host's does so while nothing is being sent.
+  running->manner.is_host_busy = !hosted_.empty();
   sending_since_ = running->began;
   note_oldest();
   lock.unlock();

@@ -22,7 +22,9 @@ uint64_t kind_of(int32_t form, int x_dtype, int y_dtype) {
 }  // namespace
 
 Sender::Sender(const ql_dispatch_options& options)
-    : options_(options), layers_(options.layers, options.layers + options.queue.layers_count) {
+    : options_(options),
+      layers_(options.layers, options.layers + options.queue.layers_count),
+      lanes_(options.second.stream != nullptr) {
   for (int i = options.stages_count - 1; i >= 0; --i) {
     stages_.push_back(std::make_unique<Stage>());
     stages_.back()->memory = options.stages[i];
@@ -69,12 +71,16 @@ Stage* Sender::take_stage() {
   return stage;
 }
 
-int Sender::send(const Batch& batch, Stage& stage, const ql_cuda_plan* plan, Manner manner) const {
-  fill(batch, stage, plan, manner);
-  const int status = options_.run(&stage.batch);
-  if (status != QL_BAD_PLAN) return status;
-  stage.batch.launch.plan = nullptr;  // a measured plan that rows of this x do not allow
-  return options_.run(&stage.batch);
+int Sender::send(const Batch& batch, Stage& stage, const ql_cuda_plan* plan, Manner manner) {
+  const Turn turn = lanes_.next(manner.may_overlap());
+  fill(batch, stage, plan, manner, turn);
+  int status = options_.run(&stage.batch);
+  if (status == QL_BAD_PLAN) {
+    stage.batch.launch.plan = nullptr;  // a measured plan that rows of this x do not allow
+    status = options_.run(&stage.batch);
+  }
+  if (status == QL_OK) lanes_.sent(turn.lane, manner.is_timed, stage.batch.launch.stop_event);
+  return status;
 }
 
 int Sender::wait(const Stage& stage, int64_t nanoseconds, bool& done, int64_t took[3]) const {
@@ -84,7 +90,8 @@ int Sender::wait(const Stage& stage, int64_t nanoseconds, bool& done, int64_t to
   return status;
 }
 
-void Sender::fill(const Batch& batch, Stage& stage, const ql_cuda_plan* plan, Manner manner) const {
+void Sender::fill(const Batch& batch, Stage& stage, const ql_cuda_plan* plan, Manner manner,
+                  Turn turn) const {
   const bool alone = manner.is_alone;
   const ql_descriptor& first = batch.parts[0].item();
   const ql_dispatch_layer& layer = layers_[first.layer];
@@ -123,7 +130,8 @@ void Sender::fill(const Batch& batch, Stage& stage, const ql_cuda_plan* plan, Ma
            first.y_dtype,
            y_blocks,
            0};
-  out.launch = options_.launch;
+  out.launch = turn.lane == 1 ? options_.second : options_.launch;
+  out.after = turn.after;
   out.launch.plan = plan;
   out.launch.start_event = memory.kernel_start;
   out.launch.stop_event = memory.kernel_stop;

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "dispatch/compute_lanes.h"
 #include "dispatch/queue.h"
 
 namespace qlinear::dispatch {
@@ -24,6 +25,10 @@ struct Stage {
 struct Manner {
   bool is_alone;  // nothing else is with the device, or waits
   bool is_timed;
+  bool is_host_busy;  // it computes a batch, on the stream of `launch`
+
+  // Its product beside others. A time would be that of several.
+  bool may_overlap() const { return !is_alone && !is_timed && !is_host_busy; }
 };
 
 class Sender {
@@ -39,9 +44,9 @@ class Sender {
   Stage* take_stage();  // null: all are in use
   void give_back(Stage* stage) { free_.push_back(stage); }
 
-  // A ql_status; the batch is on its way, or none of its results will be written anywhere. Any one
-  // thread: it looks at nothing that may change.
-  int send(const Batch& batch, Stage& stage, const ql_cuda_plan* plan, Manner manner) const;
+  // A ql_status; the batch is on its way, or none of its results will be written anywhere. One
+  // thread at a time: of what may change it looks at nothing but the lanes, which are its own.
+  int send(const Batch& batch, Stage& stage, const ql_cuda_plan* plan, Manner manner);
 
   // A ql_status, and whether it has ended; waits for as long as it takes if `nanoseconds` is
   // negative. `took` holds the nanoseconds of rows in, product and rows out.
@@ -57,13 +62,15 @@ class Sender {
   };
 
   bool fits(const Batch& batch) const;
-  void fill(const Batch& batch, Stage& stage, const ql_cuda_plan* plan, Manner manner) const;
+  void fill(const Batch& batch, Stage& stage, const ql_cuda_plan* plan, Manner manner,
+            Turn turn) const;
   Blocks blocks_of(const ql_linear_params& product, const ql_descriptor& item) const;
 
   ql_dispatch_options options_;  // whose arrays are not looked at again
   std::vector<ql_dispatch_layer> layers_;
   std::vector<std::unique_ptr<Stage>> stages_;
   std::vector<Stage*> free_;
+  ComputeLanes lanes_;
   std::unordered_map<uint64_t, std::vector<std::unique_ptr<ql_cuda_plan>>> plans_;
 };
 

@@ -21,6 +21,7 @@ from qlinear_service.gpu import direct
 from qlinear_service.gpu.direct import DirectEngine
 from qlinear_service.gpu.engine import STAGES, GpuEngine
 from qlinear_service.gpu.replicas import ReplicaRunner
+from qlinear_service.gpu.room import rows_of_batches
 from qlinear_service.gpu.streams import CudaStreams
 from qlinear_service.gpu.ways import PINNED
 from qlinear_service.loaded import Loaded, Replica
@@ -147,7 +148,7 @@ def _dispatching(
 ) -> Batching:
     batching, limits, layers = config.batching, config.limits, list(loaded.registry)
     names = [layer.spec.name for layer in layers]
-    most_rows = direct.rows_of_batches(layers, batching.max_batch_rows)
+    most_rows = rows_of_batches(layers, batching.max_batch_rows)
     try:
         device = DirectEngine(
             engine=engine,

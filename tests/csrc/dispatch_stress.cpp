@@ -13,27 +13,11 @@
 #include <vector>
 
 #include "linear_dispatch.h"
-#include "stress_device.h"
+#include "stress_bench.h"
 
 namespace {
 
-using stress_device::Device;
-using stress_device::now;
-using stress_device::require;
-
-constexpr int kLayers = 3;  // the last one is the host's
-constexpr int kMostRows = 64;
-constexpr int64_t kUnit = 1024;
-constexpr uint32_t kSlots = 600;
-constexpr size_t kMostHeld = 200;
-
-Device device;
-
-int run(const ql_cuda_batch* batch) { return device.run(batch); }
-int wait(const ql_cuda_batch* batch, int64_t nanoseconds, int32_t* done, int64_t* took) {
-  return device.wait(batch, nanoseconds, done, took);
-}
-const char* error_text() { return "a fault"; }
+using namespace stress_device;
 
 // ---- A front end ----
 
@@ -152,6 +136,7 @@ class FrontEnd {
       follow(ended);
       const bool has_failed = ended.kind == QL_BATCH_FAILED || ended.kind == QL_BATCH_GONE;
       failed_ += has_failed;
+      device.hosted += ended.kind != QL_BATCH_DONE;
       device.being_mended += has_failed;
       if (ended.kind != QL_BATCH_DONE) open_.push_back({ended.batch, has_failed, {}});
       return;
@@ -201,6 +186,8 @@ class FrontEnd {
     if (open_.size() == 1 && left_ > 0) return;
     open_.erase(open_.begin());
     for (const uint64_t sequence : hosted.sequences) --held_.at(sequence).parts_on_host;
+    if (hosted.has_failed) device.start_over();
+    --device.hosted;
     device.being_mended -= hosted.has_failed;
     ql_dispatch_host_done(dispatch_, hosted.number);
   }
@@ -225,63 +212,6 @@ class FrontEnd {
   int64_t going_on_ = 0;
   int64_t sent_ = 0, rows_in_ = 0, done_ = 0, hosted_ = 0, dropped_ = 0, failed_ = 0,
           taken_back_ = 0;
-};
-
-// A dispatcher over the device, and what it must not outlive.
-class Bench {
- public:
-  Bench(int spins, bool starts_lone)
-      : slab(kSlots * kUnit / sizeof(uint64_t)), tables_(6 * kMostRows), buffer_(1) {
-    const std::vector<double> seconds(kMostRows + 1, 1e-5);
-    const int32_t sizes[] = {8, kMostRows};
-    const double costs[] = {1e-5, 3e-5};
-    const ql_pace pace = {8, 32, kMostRows, 2, 1e-6, sizes, costs, seconds.data()};
-    const int32_t paces[kLayers] = {};
-    ql_dispatch_layer layers[kLayers] = {};
-    for (int i = 0; i < kLayers; ++i) {
-      layers[i].product.n = layers[i].product.k = 4;
-      layers[i].is_direct = i + 1 < kLayers;
-    }
-    ql_dispatch_stage stages[3] = {};
-    for (int i = 0; i < 3; ++i) {
-      stages[i].x = stages[i].y = buffer_.data();
-      stages[i].x_bytes = stages[i].y_bytes = 1 << 20;
-      stages[i].table = &tables_[static_cast<size_t>(2 * kMostRows * i)];
-    }
-    ql_dispatch_options options = {};
-    options.queue = {kMostRows, 0.05, 0, 1, kLayers, &pace, paces};
-    options.layers = layers;
-    options.stages = stages;
-    options.stages_count = options.most_running = 3;
-    options.most_chained = 2;
-    options.table_rows = kMostRows;
-    options.spins = spins;
-    options.starts_lone = starts_lone;
-    options.done_fd = -1;
-    options.idle_spin_seconds = 2e-5;
-    options.slab = reinterpret_cast<char*>(slab.data());
-    options.slot_unit_bytes = kUnit;
-    options.run = run;
-    options.wait = wait;
-    options.error_text = error_text;
-    dispatch = ql_dispatch_new(&options);
-    require(dispatch != nullptr, "it can be made");
-    const ql_cuda_plan plan = {};
-    for (int64_t rows = 1; rows <= kMostRows; ++rows) {
-      ql_dispatch_plan(dispatch, 0, QL_F16, QL_F16, rows, &plan);
-    }
-  }
-
-  ~Bench() {
-    device.dispatch = nullptr;
-    ql_dispatch_free(dispatch);
-  }
-
-  ql_dispatch* dispatch;
-  std::vector<uint64_t> slab;
-
- private:
-  std::vector<uint64_t> tables_, buffer_;
 };
 
 void stress(int spins, bool faults, int64_t calls) {
@@ -399,9 +329,12 @@ int main(int, char** words) {
     unread(spins);
     stop_early(spins, 60);
   }
-  std::fprintf(stderr, "%d asked and %d failed while a batch was sent\n",
-               device.asked_meanwhile.load(), device.failed_meanwhile.load());
+  std::fprintf(stderr,
+               "%d asked and %d failed while a batch was sent, %lld products beside others\n",
+               device.asked_meanwhile.load(), device.failed_meanwhile.load(),
+               static_cast<long long>(device.beside()));
   require(device.asked_meanwhile > 0, "nobody waits for a batch to be sent");
   require(device.failed_meanwhile > 0, "batches fail while another is sent");
+  require(device.beside() > 100, "products run beside each other");
   return 0;
 }

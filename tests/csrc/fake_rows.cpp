@@ -24,7 +24,10 @@ struct Fake {
   int pending_waits = 0;  // so many waits end before the batch does
   int64_t gathers = 0, scatters = 0, copies = 0, part_copies = 0, registered = 0;
   ql_cuda_batch last = {};
+  std::vector<ql_cuda_batch> first;  // so many as were sent, and kMostNoted at most
 } fake;
+
+constexpr size_t kMostNoted = 256;
 
 std::atomic<bool> hangs{false};  // no batch ends
 
@@ -100,6 +103,10 @@ int64_t fake_row_copies(void) { return fake.copies; }
 int64_t fake_part_copies(void) { return fake.part_copies; }
 int64_t fake_registered(void) { return fake.registered; }
 void fake_last_batch(ql_cuda_batch* batch) { *batch = fake.last; }
+int64_t fake_batches(ql_cuda_batch* batches) {
+  std::copy(fake.first.begin(), fake.first.end(), batches);
+  return static_cast<int64_t>(fake.first.size());
+}
 
 int ql_cuda_inline_rows(void) { return 64; }
 
@@ -137,6 +144,7 @@ int ql_cuda_scatter_rows(const ql_cuda_rows* rows, const ql_cuda_launch*) {
 
 int ql_cuda_run_batch(const ql_cuda_batch* batch) {
   fake.last = *batch;
+  if (fake.first.size() < kMostNoted) fake.first.push_back(*batch);
   if (holds_poison(batch->x)) return QL_CUDA_ERROR;
   if (batch->x.parts_count > 1 && chaos.happens(chaos.failures)) return QL_CUDA_ERROR;
   const ql_cuda_rows &x = batch->x, &y = batch->y;

@@ -13,7 +13,7 @@
 namespace {
 
 std::string notes;
-int device = 0;
+int device = 0, device_calls = 0;
 
 void note(const char* what, const void* first = nullptr, const void* second = nullptr) {
   if (!notes.empty()) notes += ", ";
@@ -39,11 +39,15 @@ qlinear::cuda::LinearFunctions functions() {
 extern "C" {
 
 const char* noted(void) { return notes.c_str(); }
-void noted_reset(void) { notes.clear(); }
+int noted_device_calls(void) { return device_calls; }
+void noted_reset(void) {
+  notes.clear();
+  device_calls = 0;
+}
 
 cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
-cudaError_t cudaGetDevice(int* current) { return *current = device, cudaSuccess; }
-cudaError_t cudaSetDevice(int chosen) { return device = chosen, cudaSuccess; }
+cudaError_t cudaGetDevice(int* current) { return ++device_calls, *current = device, cudaSuccess; }
+cudaError_t cudaSetDevice(int chosen) { return ++device_calls, device = chosen, cudaSuccess; }
 cudaError_t cudaDriverGetVersion(int* version) { return *version = 13000, cudaSuccess; }
 cudaError_t cudaRuntimeGetVersion(int* version) { return *version = 13000, cudaSuccess; }
 cudaError_t cudaGetLastError(void) { return cudaSuccess; }

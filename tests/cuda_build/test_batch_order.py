@@ -137,6 +137,43 @@ def test_on_one_stream_events_stand_for_two(library: ctypes.CDLL, batch: CudaBat
     ]
 
 
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_product_waits_for_an_event_before_its_first_one(
+    library: ctypes.CDLL, batch: CudaBatch, alone: bool
+) -> None:
+    """Else the wait would count as time of the product."""
+    if alone:
+        batch.in_stream = batch.out_stream = COMPUTE
+        batch.in_stop, batch.out_start = START, STOP
+    batch.after = 77
+    found = steps(library, batch)
+    place = found.index(f"wait 77 {COMPUTE}")
+    assert found[place + 1 : place + 3] == [f"record {START} {COMPUTE}", f"product {COMPUTE}"]
+    moved = found.index(f"gather {COMPUTE if alone else IN}")
+    assert moved < place, "rows move meanwhile"
+    batch.after = None
+    assert steps(library, batch) == [one for one in found if one != f"wait 77 {COMPUTE}"]
+
+
+def test_a_batch_chooses_its_device_once_and_gives_it_back(
+    library: ctypes.CDLL, batch: CudaBatch
+) -> None:
+    """Each step alone would: three times as many calls of the driver."""
+    steps(library, batch)
+    assert library.noted_device_calls() == 2, "which one is current, and another"
+    library.cudaSetDevice(7)
+    for _ in range(2):
+        steps(library, batch)
+        assert library.noted_device_calls() == 3, "back again"
+    launch = batch.launch
+    assert library.ql_cuda_scatter_rows(ctypes.byref(batch.y), ctypes.byref(launch)) == Status.OK
+    assert library.noted_device_calls() == 6, "a step that is none of a batch chooses for itself"
+    current = ctypes.c_int(-1)
+    library.cudaGetDevice(ctypes.byref(current))
+    assert current.value == 7
+    library.cudaSetDevice(0)
+
+
 def test_a_product_that_cannot_be_launched_moves_no_rows(
     library: ctypes.CDLL, batch: CudaBatch
 ) -> None:

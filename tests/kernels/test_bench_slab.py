@@ -13,9 +13,10 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from dispatch_bench import DENSE, PLAIN, SECOND
 from fake_cuda import HostKernels, build_fake
 from rich.console import Console
-from slab_native import FeedResult, NativeFeed, Variant, measure_native
+from slab_native import FeedResult, NativeFeed, measure_native
 from slab_report import print_native
 from slab_together import Group, compare_together, print_together
+from slab_variant import STANDARD, Variant
 from test_cuda_streams import kernels  # noqa: F401 - a fixture
 
 from qlinear_service.cost import CostCurve, Steps
@@ -100,13 +101,24 @@ def test_the_figures_stand_beside_their_targets(loaded: Loaded, capsys: object) 
 
 def test_variants_are_read_as_they_are_shown(feed: NativeFeed) -> None:
     texts = ("3:0", "4:8", "3:16:urgent", "3:8:16", "3:8:0", "3:8:urgent:4", "3:4:two", "3:0:light")
-    for text in texts:
+    for text in (*texts, "3:0:lanes", "4:4:light:lanes", "3:4:two:light:lanes"):
         assert str(Variant.read(text)) == text
     assert Variant.read("5") == Variant(5)
     assert Variant.read("3:8:urgent:4") == Variant(3, 8, True, 4)
     assert Variant.read("3:8:4:two") == Variant(3, 8, False, 4, 2)
     assert Variant.read("3:light") == Variant(3, is_light=True)
-    for text in ("urgent", "3:8:4:2", "3:8:urgent:urgent", "3:8:soon", "", "3:", "3:-1"):
+    assert Variant.read("4:4:light:lanes") == Variant(4, 4, is_light=True, lanes=2)
+    assert Variant.read(str(STANDARD)) == STANDARD
+    for text in (
+        "urgent",
+        "3:lanes:light",
+        "3:8:4:2",
+        "3:8:urgent:urgent",
+        "3:8:soon",
+        "",
+        "3:",
+        "3:-1",
+    ):
         with pytest.raises(ValueError, match="is no variant; expected STAGES"):
             Variant.read(text)
 
@@ -139,6 +151,23 @@ def test_threads_spin_where_there_are_cores_enough(
     found = made.run(rate=0, seconds=0.02)
     assert found.answered == found.offered > 0
     made.close()
+
+
+def test_a_variant_says_all_that_servers_may_do_otherwise(loaded: Loaded, tmp_path: Path) -> None:
+    assert isinstance(loaded.gpu, CudaStreams)
+    for text, each, copied, lanes in (
+        ("3:4", 1, 0, 1),
+        ("4:4:light", 8, 32 << 10, 1),
+        ("4:4:light:lanes", 8, 32 << 10, 2),
+    ):
+        made = NativeFeed(loaded, tmp_path, variant=Variant.read(text), most_slots=8)
+        options = made._direct.native._options
+        assert options.stages_count == options.most_running == int(text[0])
+        assert (options.timed_each, options.copied_row_bytes) == (each, copied)
+        assert (options.second.stream is not None) == (lanes == 2)
+        found = made.run(rate=0, seconds=0.02)
+        assert found.answered == found.offered > 0
+        made.close()
 
 
 def test_layers_of_a_call_are_measured_both_ways(

@@ -168,8 +168,10 @@ async def test_many_clients_of_many_kinds_are_never_mixed_up(make: Make) -> None
     async def client(number: int) -> None:
         for turn in range(20):
             seed = 1000 * number + turn
-            x = rows(seed, 1 + seed % 5 + 40 * (seed % 17 == 0))
-            names = kinds[(number + turn // 5) % len(kinds)]
+            # At first all ask for the same layers, and the first of them is alone.
+            is_mixed = turn >= 5
+            x = rows(seed, 1 + seed % 5 + 40 * (is_mixed and seed % 17 == 0))
+            names = kinds[(number + turn // 5) % len(kinds)] if is_mixed else NAMES
             items = bench.items(x, names, client=f"client {number % 3}")
             told = bench.submit(items)
             if seed % 7 == 0:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from qlinear_service.gpu.direct import MOST_Y_BYTES, rows_of_batches
+from qlinear_service.gpu.room import MOST_Y_BYTES, rows_of_batches
 from qlinear_service.gpu.ways import TABLE_ROWS
 
 

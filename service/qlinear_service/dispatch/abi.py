@@ -151,7 +151,7 @@ class DispatchOptions(ctypes.Structure):
         ("idle_spin_seconds", ctypes.c_double),
         *(("slab", ctypes.c_void_p), ("slot_unit_bytes", ctypes.c_int64)),
         *((name, ctypes.c_void_p) for name in ("in_stream", "out_stream")),
-        ("launch", CudaLaunch),
+        *(("launch", CudaLaunch), ("second", CudaLaunch)),
         *((name, ctypes.c_void_p) for name in ("run", "wait", "error_text")),
     ]
 

@@ -1,7 +1,7 @@
 """A GPU that the native dispatcher sends batches to, and the engine for those that it cannot send.
 
-It needs buffers and events for each batch in flight, the addresses of all layers, and the plan of
-each product, which it is taught when it first meets one. Sees no caller.
+It needs room for each batch in flight (room.py), the addresses of all layers, and the plan of each
+product, which it is taught when it first meets one. Sees no caller.
 """
 
 import ctypes
@@ -16,8 +16,7 @@ from qlinear_service.dtypes import DType
 from qlinear_service.engine import WorkerThread
 from qlinear_service.errors import EngineLost
 from qlinear_service.gpu.engine import GpuEngine
-from qlinear_service.gpu.express import event_handle, row_stride
-from qlinear_service.gpu.stages import TABLE_BYTES
+from qlinear_service.gpu.room import Room
 from qlinear_service.gpu.streams import SHORTEST_NANOSECONDS, CudaStreams
 from qlinear_service.gpu.ways import TABLE_ROWS
 from qlinear_service.kernels.abi import LinearParams
@@ -26,16 +25,10 @@ from qlinear_service.layers import QuantizedLinear
 from qlinear_service.results import BatchResult
 from qlinear_service.slots import Slab
 
-__all__ = ["STAGES", "DirectEngine", "rows_of_batches"]
+__all__ = ["STAGES", "DirectEngine"]
 
 STAGES = 3
 """Batches in flight unless told otherwise: one comes in, one is computed, one goes out."""
-
-MOST_X_BYTES, MOST_Y_BYTES = 64 << 20, 128 << 20
-"""Of a batch that the dispatcher sends; larger ones are the engine's."""
-
-ITEM_BYTES = 2
-"""Of x and results, as far as room is made for them: float32 has it for half the rows."""
 
 TAUGHT_ROWS = 64
 """Batches of up to so many rows are known from the start, for x and results of a layer's own dtype;
@@ -59,31 +52,13 @@ run the dispatcher with fewer (decision 0011, point 13)."""
 COPIED_ROW_BYTES = 0
 """Rows of results so long go out by the copy engine; 0: none do, for the same reason."""
 
+LANES = 1
+"""Streams that products take in turn, 1 or 2, so that the next one begins while the one before
+leaves: one, until a GPU has run the dispatcher with two (decision 0011, point 14)."""
+
 IDLE_SPIN_SECONDS = 100e-6
 """How long the dispatcher's thread looks for more before it sleeps, where it may spin at all: being
 woken takes it some 10 to 50 microseconds."""
-
-
-def _bytes_of_row(layers: Sequence[QuantizedLinear]) -> tuple[int, int]:
-    """Return what a row of x and one of the results take of any of these layers."""
-    specs = [layer.spec for layer in layers]
-    widest_x = max((row_stride(spec.k) for spec in specs), default=1)
-    widest_y = max((spec.n for spec in specs), default=1)
-    return ITEM_BYTES * widest_x, ITEM_BYTES * widest_y
-
-
-def rows_of_batches(layers: Sequence[QuantizedLinear], asked: int) -> int:
-    """Return the most rows of a batch, so that the dispatcher can send all that it forms itself.
-
-    With as many rows a product takes all but a few percent of the time for each that it takes with
-    more, and a batch that comes back to the engine costs far more than that.
-
-    Args:
-        layers: all of them.
-        asked: most rows that anybody wants.
-    """
-    x_bytes, y_bytes = _bytes_of_row(layers)
-    return max(1, min(asked, TABLE_ROWS, MOST_X_BYTES // x_bytes, MOST_Y_BYTES // y_bytes))
 
 
 class DirectEngine:
@@ -105,6 +80,7 @@ class DirectEngine:
         timed_each: of so many batches of a layer that are not alone one is timed; None: TIMED_EACH.
         copied_row_bytes: rows of results so long go out by the copy engine, if its driver takes
             many copies in one call; 0: none do; None: COPIED_ROW_BYTES.
+        lanes: streams for products, 1 or 2; None: LANES. One in batch-invariant mode.
         spinning: threads that keep a core busy while batches run, 1 or 2, where there are cores
             enough.
 
@@ -127,6 +103,7 @@ class DirectEngine:
         spinning: int = SPINNING,
         timed_each: int | None = None,
         copied_row_bytes: int | None = None,
+        lanes: int | None = None,
     ) -> None:
         self._engine, self._streams = engine, streams
         left = _spare_of(streams.kernels, spare)
@@ -135,6 +112,7 @@ class DirectEngine:
         self._spinning = spinning if streams.spins else 0
         self._timed_each = TIMED_EACH if timed_each is None else timed_each
         self._copied_row_bytes = COPIED_ROW_BYTES if copied_row_bytes is None else copied_row_bytes
+        self._lanes = 1 if streams.kernels.batch_invariant else LANES if lanes is None else lanes
         self._recovery: WorkerThread | None = None
         self._direct = {
             layer.spec.name: layer
@@ -143,7 +121,7 @@ class DirectEngine:
         }
         self._forms: dict[Any, int] = {}
         self._taught: set[tuple[int, DType, DType, int]] = set()
-        self._memory: list[Any] = []
+        self._room = Room(streams, list(self._direct.values()))
         options = self._options(layers, limits, slab, most_running)
         self.native = NativeDispatch(streams.kernels.library, options)
         self._teach_small(layers)
@@ -195,9 +173,8 @@ class DirectEngine:
         kernels, (into, compute, out) = streams.kernels, streams.in_order
         options = DispatchOptions(queue=limits)
         options.layers = (DispatchLayer * len(layers))(*map(self._layer, layers))
-        options.stages = (DispatchStage * most_running)(
-            *(self._stage() for _ in range(most_running))
-        )
+        stages = (self._room.stage() for _ in range(most_running))
+        options.stages = (DispatchStage * most_running)(*stages)
         options.stages_count = options.most_running = most_running
         options.most_chained = self._engine.most_chained
         options.table_rows, options.row_blocks = TABLE_ROWS, self._row_blocks
@@ -210,6 +187,10 @@ class DirectEngine:
         options.in_stream, options.out_stream = into.cuda_stream, out.cuda_stream
         with kernels.runtime.on(compute):
             options.launch = kernels.runtime.launch(compute, "dispatch")
+        if self._lanes > 1:
+            second = streams.second_lane()
+            with kernels.runtime.on(second):
+                options.second = kernels.runtime.launch(second, "dispatch")
         library = kernels.library
         options.run, options.wait, options.error_text = (
             ctypes.cast(getattr(library, f"ql_cuda_{name}"), ctypes.c_void_p)
@@ -240,33 +221,6 @@ class DirectEngine:
             *(params.zeros is None, params.bias is None),
         )
         return self._forms.setdefault(key, len(self._forms))
-
-    def _stage(self) -> DispatchStage:
-        """Return the buffers of one batch in flight; they live as long as this."""
-        streams = self._streams
-        x_row, y_row = _bytes_of_row(list(self._direct.values()))
-        x_bytes = min(TABLE_ROWS * x_row, MOST_X_BYTES)
-        y_bytes = min(TABLE_ROWS * y_row, MOST_Y_BYTES)
-        x, y = streams.device_memory(x_bytes), streams.device_memory(y_bytes)
-        table, marks = streams.host_memory(TABLE_BYTES), streams.new_marks()
-        compute = streams.in_order[1]
-        events = [streams.new_event(blocks=blocks) for blocks in (False, False, not streams.spins)]
-        untimed = [event_handle(event, compute) for event in events]
-        self._memory += (x, y, table, marks, events)
-        return DispatchStage(
-            x=x.data_ptr(),
-            y=y.data_ptr(),
-            x_bytes=x_bytes,
-            y_bytes=y_bytes,
-            table=table.data_ptr(),
-            in_start=event_handle(marks.in_start, compute),
-            in_stop=event_handle(marks.in_stop, compute),
-            kernel_start=event_handle(marks.kernel[0], compute),
-            kernel_stop=event_handle(marks.kernel[1], compute),
-            out_start=event_handle(marks.out_start, compute),
-            out_stop=event_handle(marks.out_stop, compute),
-            **dict(zip(("in_done", "kernel_done", "out_done"), untimed, strict=True)),
-        )
 
     def _teach_small(self, layers: Sequence[QuantizedLinear]) -> None:
         for layer in layers:

@@ -1,8 +1,9 @@
 """One GPU as the engine uses it: three streams side by side, and events between them.
 
 Copies to the device, products and copies back each have a stream, so that those of different
-batches overlap; what belongs to one batch is held in order by events. Every call but `wait` and
-`settle` returns before the GPU has done it. Never waits for the whole device.
+batches overlap; what belongs to one batch is held in order by events. The native dispatcher may
+have a second stream for products. Every call but `wait` and `settle` returns before the GPU has
+done it. Never waits for the whole device.
 """
 
 import os
@@ -130,12 +131,24 @@ class CudaStreams:
         )
         self.in_order = (self._in, self._compute, self._out)
         """The streams for rows in, products and rows out."""
+        self._second: torch.cuda.Stream | None = None
+        self._second_done = self.new_event(blocks=False)
         kernels.prepare(self._compute)
         self._express = Express(kernels, self.in_order)
         self.pair_nanoseconds = round(pair_seconds(kernels, self._in, self._compute) * 1e9)
         """What a pair of events measures beyond the product between them."""
         self.spins = len(os.sched_getaffinity(0)) >= CORES_TO_SPIN
         """Threads that wait for a batch may keep a core busy."""
+
+    def second_lane(self) -> torch.cuda.Stream:
+        """Return a second stream for products, with a workspace of its own.
+
+        Batches that come by here wait for what was launched there; while they run, nothing may be.
+        """
+        if self._second is None:
+            self._second = _stream(self.device, priority=0)
+            self.kernels.prepare(self._second)
+        return self._second
 
     def host_memory(self, nbytes: int) -> torch.Tensor:
         """Return pinned memory."""
@@ -208,6 +221,9 @@ class CudaStreams:
 
     def submit(self, trip: Trip) -> None:
         """Put a batch on its way: by one call of the library, or step by step where that cannot."""
+        if self._second is not None:
+            self._second_done.record(self._second)
+            self._compute.wait_event(self._second_done)
         if self._express.takes(trip.layer, trip.way):
             self._express.run(trip)
             return
@@ -250,8 +266,8 @@ class CudaStreams:
         return copied(stage.y.host[: rows * layer.spec.n * dtype.itemsize])
 
     def settle(self) -> None:
-        """Wait for the three streams."""
-        for stream in self.in_order:
+        """Wait for all streams."""
+        for stream in (*self.in_order, *self._lanes()[1:]):
             stream.synchronize()
 
     def recovered(self, error: BaseException) -> BaseException:
@@ -259,8 +275,13 @@ class CudaStreams:
         told = self.explained(error)
         if not isinstance(told, EngineLost):
             self.settle()
-            self.kernels.runtime.clear_workspace(self._compute)
+            for stream in self._lanes():
+                self.kernels.runtime.clear_workspace(stream)
         return told
+
+    def _lanes(self) -> tuple[torch.cuda.Stream, ...]:
+        """Return the streams for products."""
+        return (self._compute,) if self._second is None else (self._compute, self._second)
 
     def explained(self, error: BaseException) -> BaseException:
         """Return EngineLost for an error after which the GPU does not even run an empty kernel."""
