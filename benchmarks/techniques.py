@@ -94,10 +94,6 @@ TECHNIQUES = (
         (Edit("partition.h", "geometry.several_tiles ? rings : 0", "rings"),),
     ),
     Technique(
-        "tiles that begin at different places of k",
-        (Edit("cuda/feed.cuh", "(steps > 0 ? at.n % steps : 0)", "0"),),
-    ),
-    Technique(
         "rings of more than two slots",
         (
             Edit("partition.h", "kMaxStages = 8", "kMaxStages = 2"),

@@ -128,15 +128,10 @@ struct CopyWarp {
     int group = 0, stage = 0, phase = 1;  // whose turn it is, and where its bytes go
     for (int tile = work.first_tile; tile < args.tiles; tile += work.tile_stride) {
       const FedTile at(args, tile);
-      // Tiles begin at different places of k: no row of x, and no part of the memory, is asked for
-      // by all at once.
-      const int steps = work.end_step - work.first_step;
-      int step = work.first_step + (steps > 0 ? at.n % steps : 0);
-      for (int left = steps; left > 0; --left) {
+      for (int step = work.first_step; step < work.end_step; ++step) {
         const int slot = group * args.stages + stage;
         barrier_wait(barriers.free + slot * 8, phase);
         copy_step(slot, step, at.n * args.tile_blocks, at.m * kTileRows);
-        if (++step == work.end_step) step = work.first_step;
         if (++group == args.warps_k) {
           group = 0;
           if (++stage == args.stages) {

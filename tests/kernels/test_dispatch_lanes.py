@@ -124,7 +124,7 @@ async def test_products_take_turns_and_one_that_is_timed_is_beside_none(make: Ma
 
 
 @pytest.mark.parametrize("invariant", [False, True])
-async def test_unless_told_otherwise_and_in_batch_invariant_mode_there_is_one_lane(
+async def test_if_told_so_and_in_batch_invariant_mode_there_is_one_lane(
     make: Make,
     kernels: HostKernels,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
@@ -132,8 +132,7 @@ async def test_unless_told_otherwise_and_in_batch_invariant_mode_there_is_one_la
 ) -> None:
     monkeypatch.setattr(direct, "TIMED_EACH", 4)
     monkeypatch.setattr(kernels, "batch_invariant", invariant)
-    if invariant:
-        monkeypatch.setattr(direct, "LANES", 2)
+    monkeypatch.setattr(direct, "LANES", 2 if invariant else 1)
     bench = make(max_batch_rows=1, max_batches_in_flight=FLIGHT)
     found = await fly(bench)
     assert {(one.lane, one.after) for one in found} == {(0, None)}
@@ -227,7 +226,10 @@ async def test_the_second_lane_is_settled_and_made_once(kernels: HostKernels) ->
     streams.settle()
 
 
-async def test_a_device_with_one_lane_waits_for_nothing_more(make: Make) -> None:
+async def test_a_device_with_one_lane_waits_for_nothing_more(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct, "LANES", 1)
     bench = make()
     streams: Any = streams_of(bench)
     streams._compute.waited.clear()
