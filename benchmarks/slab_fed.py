@@ -5,7 +5,7 @@ cost. Also what a lone request takes beyond its kernel, from its row in the slab
 On a CPU requests come from this very process and thread. On a GPU the server's dispatcher is fed by
 a native thread (slab_native.py), each of --variants in turn, and by Python for the lone request;
 each spins, and wants a core for itself. First come both ways across the bus for batches of 1 to
-1024 rows, of each of --shapes.
+1024 rows, of each of --shapes, and layers of one call as one against one by one (--groups).
 """
 
 import argparse
@@ -24,6 +24,7 @@ from processes import Others
 from slab_native import measure_native
 from slab_place import layer_of, load, place_of
 from slab_report import print_loads, print_native, print_ways
+from slab_together import GROUPS, Group, compare_together, print_together
 from slab_variant import FORM, STANDARD, Variant
 from slab_ways import ROWS, compare
 
@@ -223,6 +224,14 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--rows", type=int, nargs="+", default=ROWS, help="of batches to compare ways with"
     )
+    made.add_argument(
+        "--groups",
+        type=Group.read,
+        nargs="*",
+        default=GROUPS,
+        metavar="KxN,N",
+        help=f"layers of one call on a GPU [{' '.join(map(str, GROUPS))}]",
+    )
     made.add_argument("--library", type=Path, metavar="FILE", help="GPU kernels, built elsewhere")
     made.add_argument("--json", metavar="FILE", help="write all figures as JSON; - is stdout")
     return made
@@ -233,13 +242,18 @@ def main() -> None:
     others, own = Others(), time.process_time()
     place = place_of(args.device, args.library)
     collect_rarely()  # as the server does
-    report: dict[str, Any] = {"ways": {}, "slab": [], "native": []}
+    report: dict[str, Any] = {"ways": {}, "together": {}, "slab": [], "native": []}
     where, has_gpu = f"{args.k} x {args.n} on {args.device}", place.device is not None
     if place.device is not None:
         for shape in args.shapes:
             k, n = map(int, shape.split("x"))
             layer = layer_of(args.device, k, n)
             report["ways"][shape] = compare(place.device, layer, args.rows, place.probe())
+        for group in args.groups:
+            layers = [
+                layer_of(args.device, group.k, n, str(i)) for i, n in enumerate(group.features)
+            ]
+            report["together"][str(group)] = compare_together(place.device, layers)
     loaded = load(place, args.device, args.k, args.n)
     if has_gpu:
         report["native"] = [
@@ -252,6 +266,8 @@ def main() -> None:
     out = console(json_to_stdout=args.json == "-")
     for shape, figures in report["ways"].items():
         print_ways(out, shape, figures)
+    for group, figures in report["together"].items():
+        print_together(out, group, figures)
     for found in report["native"]:
         print_native(out, where, found)
     for found in report["slab"]:

@@ -36,11 +36,11 @@ def place_of(device: str, library: Path | None) -> Place:
     return kind(KernelConfig(device=device), threading.Event())
 
 
-def layer_of(device: str, k: int, n: int) -> QuantizedLinear:
-    """Return a made-up layer there."""
+def layer_of(device: str, k: int, n: int, module: str = "layer") -> QuantizedLinear:
+    """Return a made-up layer there, by that name."""
     return made_up_layer(
         n=n, k=k, bits=4, group_size=128, symmetric=True, scale_dtype=DType.F16,
-        device=torch.device(device),
+        device=torch.device(device), module=module,
     )  # fmt: skip
 
 

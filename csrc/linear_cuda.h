@@ -188,19 +188,26 @@ int ql_cuda_unregister(void* memory, int device);
 // where an event may stand for two: in_stop for launch.start_event, launch.stop_event for
 // out_start. Without the three events that begin a step nothing is timed, and the others only keep
 // the order: on an H200 that takes 4 us of a batch less, if they were made without timing.
+//
+// Or several products on the rows of one x: a chain (ql_cuda_linear_chain()) whose results go out
+// in one copy. Its products have the same x, m and k; the results of each are gapless and lie
+// behind those of the one before it. The events around the product are around all of them.
 typedef struct ql_cuda_batch {
-  ql_cuda_rows x;  // device_rows is product->x
-  ql_cuda_rows y;  // device_rows is product->y
-  const ql_linear_params* product;
+  ql_cuda_rows x;                   // device_rows is product->x
+  ql_cuda_rows y;                   // device_rows is product->y
+  const ql_linear_params* product;  // [products_count]
   void* x_host;  // pinned [m, k], gapless, where all rows lie already: copied; null: gathered
-  void* y_host;  // pinned [m, n], gapless: the results are copied there; null: to the parts of y
+  void* y_host;  // pinned [m, n], gapless: the results are copied there; null: to the parts of y.
+                 // Of several products all of device memory from the first result to the last
   void *in_stream, *out_stream;
   void *in_start, *in_stop, *out_start, *out_stop;  // events
   ql_cuda_launch launch;                            // of the product, with its events
   void* after;  // an event that the product waits for, too, before its first one; null: none
-  int32_t copies_parts;  // 1: results go to the parts of y by the copy engine, one copy for each
-                         // (see ql_cuda_copies_parts()); 0: by a kernel
-  int32_t reserved;
+  int32_t copies_parts;    // 1: results go to the parts of y by the copy engine, one copy for each
+                           // (see ql_cuda_copies_parts()); 0: by a kernel
+  int32_t products_count;  // 0 and 1: one
+  const ql_cuda_plan* const* plans;  // of several products, as ql_cuda_linear_chain() takes them;
+                                     // launch.plan is then null
 } ql_cuda_batch;
 
 // Whether the copy engine of `device` takes many copies in one call: in a library of CUDA 13.

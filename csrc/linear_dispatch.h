@@ -151,7 +151,9 @@ typedef struct ql_completion {
   int32_t start;   // of a part; of a batch: how many items follow
   int32_t layer;
   uint8_t kind;     // QL_ITEM_... or QL_BATCH_...
-  uint8_t is_last;  // neither queue nor device will touch the item's slot again
+  uint8_t is_last;  // of an item: neither queue nor device will touch its slot again; of a
+                    // QL_BATCH_HOST: 0 if the batch that is told of next, a QL_BATCH_HOST, too, is
+                    // of another layer of the same calls, so that both may be computed together
   uint16_t status;  // ql_status of a batch that failed
 } ql_completion;
 

@@ -14,7 +14,7 @@ import torch
 from qlinear_service.dtypes import DType
 from qlinear_service.errors import EngineLost
 from qlinear_service.gpu.express import Trip
-from qlinear_service.gpu.stages import Stage, copied
+from qlinear_service.gpu.stages import Stage, copied, places_of
 from qlinear_service.gpu.streams import Times
 from qlinear_service.kernels import reference
 from qlinear_service.kernels.torch_types import to_torch
@@ -50,7 +50,7 @@ class FakeGpu:
         linear: multiplies; the reference unless told otherwise.
     """
 
-    scatters = True
+    scatters = chains = True
 
     def __init__(self, linear: Linear = reference_linear) -> None:
         self.linear = linear
@@ -162,6 +162,9 @@ class FakeGpu:
         else:
             self.copy_in(stage.x.host[:x_bytes], x, stage.marks)
         x_rows = x.view(to_torch(trip.x_dtype)).view(trip.rows, spec.k)
+        if trip.more:
+            self._multiply_all(trip, x_rows)
+            return
         y_rows = y.view(to_torch(trip.y_dtype)).view(trip.rows, spec.n)
         self.multiply(trip.layer, x_rows, y_rows, trip.y_dtype, stage.marks)
         if trip.way.scatter:
@@ -169,6 +172,30 @@ class FakeGpu:
             self._scatter(trip, y, stage.marks)
         else:
             self.copy_out(y, stage.y.host[:y_bytes], stage.marks)
+
+    def _multiply_all(self, trip: Trip, x: torch.Tensor) -> None:
+        """One product after the other in one step, and all results out in one copy."""
+        assert trip.way.gather
+        assert not trip.way.scatter, "the other layers read it"
+        self._alive()
+        problem = self.refuses(len(x))
+        if problem:
+            raise RuntimeError(problem)
+        stage, rows = trip.stage, trip.rows
+        sizes = [rows * layer.spec.n * y_dtype.itemsize for layer, y_dtype in trip.products]
+        begins = places_of(sizes)
+
+        def work() -> None:
+            fault = self.faults(x)
+            if fault:
+                raise RuntimeError(fault)
+            for (layer, y_dtype), begin, size in zip(trip.products, begins, sizes, strict=True):
+                y = stage.y.device[begin : begin + size].view(to_torch(y_dtype)).view(rows, -1)
+                y.copy_(self.linear(layer, x, y_dtype))
+
+        self._run("kernel", stage.marks, "copy_in", work)
+        end = begins[-1] + sizes[-1]
+        self.copy_out(stage.y.device[:end], stage.y.host[:end], stage.marks)
 
     def _sees(self, trip: Trip) -> bool:
         ranges = [self.admitted, *((t.data_ptr(), len(t)) for t in self.host_pieces)]

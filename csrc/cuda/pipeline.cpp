@@ -51,6 +51,14 @@ class Copies {
   std::vector<size_t> bytes_;
 };
 
+uintptr_t address_of(const void* memory) { return reinterpret_cast<uintptr_t>(memory); }
+
+// Where the gapless results of a product end.
+uintptr_t end_of_results(const ql_linear_params& product) {
+  return address_of(product.y) +
+         static_cast<uintptr_t>(product.m * product.n * item_bytes(product.y_dtype));
+}
+
 // The steps of one batch; the first that fails ends it.
 class Steps {
  public:
@@ -60,11 +68,11 @@ class Steps {
     // Before the rows move: they take some microseconds, in which the host gets ahead of the device
     // again. Else the device waits for it between the first event of the product and the product.
     Product product(*batch_.product, batch_.launch);
-    int status = product.prepare();
+    int status = is_chain() ? QL_OK : product.prepare();
     if (status == QL_OK) status = in();
     if (status == QL_OK && batch_.in_stream != stream()) status = wait(stream(), batch_.in_stop);
     if (status == QL_OK && batch_.after != nullptr) status = wait(stream(), batch_.after);
-    if (status == QL_OK) status = product.launch();
+    if (status == QL_OK) status = is_chain() ? launch_chain() : product.launch();
     if (status == QL_OK && batch_.out_stream != stream()) {
       status = wait(batch_.out_stream, batch_.launch.stop_event);
     }
@@ -74,6 +82,12 @@ class Steps {
 
  private:
   void* stream() const { return batch_.launch.stream; }
+  bool is_chain() const { return batch_.products_count > 1; }
+
+  int launch_chain() const {
+    return ql_cuda_linear_chain(batch_.product, batch_.plans, batch_.products_count,
+                                &batch_.launch);
+  }
 
   int in() {
     ql_cuda_launch launch = step(batch_.in_stream);
@@ -92,7 +106,7 @@ class Steps {
     if (batch_.y_host == nullptr) {
       return batch_.copies_parts ? copy_parts(launch) : ql_cuda_scatter_rows(&batch_.y, &launch);
     }
-    const size_t bytes = bytes_of(batch_.y);
+    const size_t bytes = is_chain() ? bytes_of_results() : bytes_of(batch_.y);
     return copy(launch, batch_.y_host, batch_.y.device_rows, bytes, cudaMemcpyDeviceToHost);
   }
 
@@ -105,6 +119,12 @@ class Steps {
 
   static size_t bytes_of(const ql_cuda_rows& rows) {
     return static_cast<size_t>(rows.m * rows.columns * item_bytes(rows.device_dtype));
+  }
+
+  // Of all products, with what lies between them.
+  size_t bytes_of_results() const {
+    const ql_linear_params& last = batch_.product[batch_.products_count - 1];
+    return static_cast<size_t>(end_of_results(last) - address_of(batch_.y.device_rows));
   }
 
   int copy(const ql_cuda_launch& launch, void* to, const void* from, size_t bytes,
@@ -163,6 +183,23 @@ int check_parts(const ql_cuda_batch& batch) {
   return rows == y.m ? QL_OK : QL_BAD_SHAPE;
 }
 
+// What a chain needs beyond what its first product does; the chain checks each product for itself.
+int check_products(const ql_cuda_batch& batch) {
+  if (batch.launch.plan != nullptr) return QL_BAD_PLAN;
+  if (batch.y_host == nullptr) return QL_NULL_POINTER;
+  const ql_linear_params& first = *batch.product;
+  for (int i = 1; i < batch.products_count; ++i) {
+    const ql_linear_params &next = batch.product[i], &before = batch.product[i - 1];
+    if (next.m != first.m || next.k != first.k || next.x != first.x ||
+        next.x_row_stride != first.x_row_stride || (next.m > 1 && next.y_row_stride != next.n) ||
+        address_of(next.y) < end_of_results(before)) {
+      return QL_BAD_SHAPE;
+    }
+    if (next.x_dtype != first.x_dtype) return QL_BAD_DTYPE;
+  }
+  return QL_OK;
+}
+
 int check_batch(const ql_cuda_batch* batch) {
   if (batch == nullptr || batch->product == nullptr) return QL_NULL_POINTER;
   for (const void* event : {batch->in_stop, batch->out_stop, batch->launch.stop_event}) {
@@ -187,7 +224,9 @@ int check_batch(const ql_cuda_batch* batch) {
   if (batch->x_host != nullptr && (x.permutation != nullptr || x.host_dtype != x.device_dtype)) {
     return QL_BAD_DTYPE;
   }
-  return batch->copies_parts != 0 ? check_parts(*batch) : QL_OK;
+  if (batch->products_count < 0) return QL_BAD_SHAPE;
+  const int status = batch->products_count > 1 ? check_products(*batch) : QL_OK;
+  return status == QL_OK && batch->copies_parts != 0 ? check_parts(*batch) : status;
 }
 
 cudaError_t nanoseconds_between(void* start, void* stop, int64_t& out) {

@@ -56,6 +56,7 @@ class Core {
     const ql_cuda_plan* plan;
     Manner manner;
     bool has_failed;
+    bool has_more;  // the next one is the host's, too, and another layer of the same calls
   };
   using RunningPtr = std::unique_ptr<Running>;
   // When a layer's batch was timed last: so many batches ago, and what came of it.
@@ -93,6 +94,7 @@ class Core {
   void add_followers(double now);
   RunningPtr new_running();
   void begin(RunningPtr running, double now);
+  bool is_hosts(const Running& running) const;
   void send(Lock& lock, RunningPtr running);
   void finish(Lock& lock, int status, const int64_t took[3]);
   void fail(Running& running);

@@ -15,7 +15,13 @@ bool Core::start_next(Lock& lock, double now) {
   begin(std::move(first), now);
   add_followers(now);
   is_sending_ = true;
-  for (RunningPtr& running : chain_) send(lock, std::move(running));
+  for (size_t place = 0; place < chain_.size(); ++place) {
+    RunningPtr& running = chain_[place];
+    // Nothing gives up the lock between two that are the host's, so they are told of in a row.
+    running->has_more =
+        is_hosts(*running) && place + 1 < chain_.size() && is_hosts(*chain_[place + 1]);
+    send(lock, std::move(running));
+  }
   chain_.clear();
   is_sending_ = false;
   note_oldest();
@@ -69,7 +75,7 @@ Core::RunningPtr Core::new_running() {
 void Core::begin(RunningPtr running, double now) {
   running->number = ++numbers_;
   running->began = now;
-  running->has_failed = false;
+  running->has_failed = running->has_more = false;
   for (const Part& part : running->batch.parts) {
     Entry& entry = *part.entry;
     ++entry.running;
@@ -93,8 +99,13 @@ bool Core::is_to_be_timed(const Running& running) {
   return is_timed;
 }
 
+// After a failure all batches are, until the host has seen to it.
+bool Core::is_hosts(const Running& running) const {
+  return running.stage == nullptr || faults_ > 0;
+}
+
 void Core::send(Lock& lock, RunningPtr running) {
-  if (running->stage != nullptr && faults_ > 0) {
+  if (running->stage != nullptr && is_hosts(*running)) {
     sender_.give_back(running->stage);
     running->stage = nullptr;
   }
@@ -160,8 +171,10 @@ void Core::fail(Running& running) {
 void Core::hand_over(RunningPtr running, int kind, int status) {
   ql_completion out = head_of(*running, kind);
   out.status = static_cast<uint16_t>(status);
+  out.is_last = running->has_more ? 0 : 1;
   post(out);
   out.kind = QL_ITEM_PART;
+  out.is_last = 0;
   for (const Part& part : running->batch.parts) {
     out.sequence = part.item().sequence;
     out.seconds = part.entry->waited;

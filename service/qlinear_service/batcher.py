@@ -6,9 +6,9 @@ in. `ledger.py` settles the calls. Knows neither torch nor grpc.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from qlinear_service.batch_runs import BatchRuns, RunBatch
+from qlinear_service.batch_runs import BatchRuns, RunBatch, Together
 from qlinear_service.batching import Batch, WorkItem, WorkQueue
 from qlinear_service.errors import EngineLost, RequestError
 from qlinear_service.in_flight import InFlight
@@ -34,6 +34,7 @@ class Batcher:
         is_lone: says whether a batch is so quick that nothing needs to go on beside it.
         most_chained: batches that may be with the engine beyond `most_running`, for more layers of
             the same calls.
+        together: computes such layers at once, where it can; None: nothing does.
         release: told of each item exactly once, when neither queue nor engine will touch its
             slot again. That may be later than its caller's end.
         clock: seconds, the clock of the items' times and of the loop's timers.
@@ -56,6 +57,7 @@ class Batcher:
         run_lone: RunBatch | None = None,
         is_lone: Callable[[Batch], bool] = lambda batch: False,
         most_chained: int = 0,
+        together: Together | None = None,
         tracer: Tracer | None = None,
     ) -> None:
         self._queue = queue
@@ -77,6 +79,7 @@ class Batcher:
             clock=clock,
             metrics=metrics,
             tracer=tracer,
+            together=together,
         )
         self._task: asyncio.Task[None] | None = None
         self._wedged: EngineLost | None = None
@@ -142,8 +145,7 @@ class Batcher:
                 elif not (self._queue.rows or len(self._in_flight)) and self._is_lone(batch):
                     await self._runs.serve(batch, self._run_lone)
                 else:
-                    self._in_flight.start(self._runs.serve(batch, self._run_batch))
-                    self._start_followers(batch)
+                    self._start([batch, *self._followers(batch)])
         except asyncio.CancelledError:
             if self._wedged is None:
                 raise
@@ -152,8 +154,8 @@ class Batcher:
             self._watchdog.stop()
             await self._in_flight.cancel()
 
-    def _start_followers(self, batch: Batch) -> None:
-        """Send other layers of the same calls right behind a batch, without a wait for room.
+    def _followers(self, batch: Batch) -> Iterator[Batch]:
+        """Take other layers of the same calls, which go with a batch without a wait for room.
 
         So the layers of a call are one chain of launches, and not a matter of several turns.
         """
@@ -163,7 +165,15 @@ class Batcher:
                 return
             waits = self._ledger.begin(follower, self._clock())
             self._metrics.waited(follower.key.layer, waits)
-            self._in_flight.start(self._runs.serve(follower, self._run_batch))
+            yield follower
+
+    def _start(self, chain: Sequence[Batch]) -> None:
+        """Send a batch and its followers: at once, or right behind each other."""
+        if self._runs.goes_together(chain):
+            self._in_flight.start(self._runs.serve_together(chain))
+            return
+        for batch in chain:
+            self._in_flight.start(self._runs.serve(batch, self._run_batch))
 
     async def _let_arrivals_in(self) -> None:
         """Let calls that have already reached this process join the next batch.

@@ -130,6 +130,7 @@ def _python_batching(
         run_lone=runner.run_lone,
         is_lone=runner.is_lone,
         most_chained=runner.most_chained,
+        together=runner if isinstance(runner, GpuEngine | ReplicaRunner) else None,
         tracer=tracer,
     )
     return Batching(batcher=batcher, queue_rows=queue.rows_by_layer, stop=runner.stop)
@@ -177,6 +178,7 @@ def _dispatching(
         native=device.native,
         queue=queue,
         engine=device,
+        together=engine,
         slab=slab,
         release=lambda item: slab.release(item.slot),
         clock=clock,
@@ -220,7 +222,7 @@ def new_runner(
         return CpuRunner(engine, worker)
     stages = config.batching.max_batches_in_flight or stages
     only = Replica(config.kernels.device, loaded.gpu, registry)
-    engines: dict[str, BatchRunner] = {}
+    engines: dict[str, GpuEngine] = {}
     for name, device, held in loaded.replicas or (only,):
         try:
             engines[name] = GpuEngine(

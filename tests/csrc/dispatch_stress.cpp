@@ -19,6 +19,8 @@ namespace {
 
 using namespace stress_device;
 
+int64_t going_on = 0;  // batches of which another layer followed, in all runs
+
 // ---- A front end ----
 
 struct Held {
@@ -132,6 +134,7 @@ class FrontEnd {
       require(left_ == 0, "batches are told one after the other");
       left_ = ended.start;
       head_ = ended.kind;
+      follow(ended);
       const bool has_failed = ended.kind == QL_BATCH_FAILED || ended.kind == QL_BATCH_GONE;
       failed_ += has_failed;
       device.hosted += ended.kind != QL_BATCH_DONE;
@@ -139,6 +142,7 @@ class FrontEnd {
       if (ended.kind != QL_BATCH_DONE) open_.push_back({ended.batch, has_failed, {}});
       return;
     }
+    require(!goes_on_ || ended.kind == QL_ITEM_PART, "nothing comes in between");
     const auto found = held_.find(ended.sequence);
     require(found != held_.end(), "nothing is told of what has left");
     Held& held = found->second;
@@ -155,6 +159,9 @@ class FrontEnd {
       ++hosted_;
       ++held.parts_on_host;
       open_.back().sequences.push_back(ended.sequence);
+      const size_t place = batch_.size();
+      require(leaders_.empty() || ended.sequence == leaders_[place] + 1, "the next layer follows");
+      batch_.push_back(ended.sequence);
       const uint64_t x = ended.sequence * 1000 + static_cast<uint64_t>(ended.start);
       const uint64_t row = rows_of(held.slot)[ended.start];
       require(row == x || (head_ == QL_BATCH_GONE && row == ~x), "activations are still there");
@@ -162,6 +169,17 @@ class FrontEnd {
       dropped_ += ended.kind == QL_ITEM_LATE || ended.kind == QL_ITEM_OLD;
     }
     if (ended.is_last) last_word(ended.sequence);
+  }
+
+  // Whoever says that another layer of the same calls follows is right.
+  void follow(const ql_completion& head) {
+    leaders_.clear();
+    if (goes_on_) leaders_ = batch_;
+    require(!goes_on_ || head.kind == QL_BATCH_HOST, "both are the host's");
+    require(!goes_on_ || static_cast<size_t>(head.start) == batch_.size(), "of the same calls");
+    batch_.clear();
+    goes_on_ = head.kind == QL_BATCH_HOST && !head.is_last;
+    going_on += goes_on_;
   }
 
   void end_hosted() {
@@ -190,6 +208,8 @@ class FrontEnd {
   std::unordered_map<uint64_t, Held> held_;
   std::vector<Hosted> open_;
   int32_t left_ = 0, head_ = 0;
+  bool goes_on_ = false;                   // the batch that was told last
+  std::vector<uint64_t> batch_, leaders_;  // its items, and those that they follow
   int64_t sent_ = 0, rows_in_ = 0, done_ = 0, hosted_ = 0, dropped_ = 0, failed_ = 0,
           taken_back_ = 0;
 };
@@ -316,5 +336,6 @@ int main(int, char** words) {
   require(device.asked_meanwhile > 0, "nobody waits for a batch to be sent");
   require(device.failed_meanwhile > 0, "batches fail while another is sent");
   require(device.beside() > 100, "products run beside each other");
+  require(going_on > 0, "layers of the same calls are told so");
   return 0;
 }

@@ -18,7 +18,7 @@ struct Fake {
   int failing_launches = 0;  // so many launches fail, the rest run
   int refused_plans = 0;     // so many launches with a plan refuse it
   bool lost = false;         // every launch fails, an empty kernel's too
-  int64_t launches = 0, gathers = 0;
+  int64_t launches = 0, gathers = 0, chains = 0;
   ql_cuda_launch last = {};
   ql_linear_params params = {};
   ql_cuda_plan plan = {};  // of the last launch; all zero: it had none
@@ -60,6 +60,7 @@ void fake_refuse_plans(int launches) { fake.refused_plans = launches; }
 void fake_lose(void) { fake.lost = true; }
 int64_t fake_launches(void) { return fake.launches; }
 int64_t fake_gathers(void) { return fake.gathers; }
+int64_t fake_chains(void) { return fake.chains; }
 void fake_last_launch(ql_cuda_launch* launch) { *launch = fake.last; }
 void fake_last_plan(ql_cuda_plan* plan) { *plan = fake.plan; }
 void fake_last_params(ql_linear_params* params) { *params = fake.params; }
@@ -112,10 +113,14 @@ int ql_cuda_linear(const ql_linear_params* params, const ql_cuda_launch* launch)
   return ql_cpu_linear(params);
 }
 
-int ql_cuda_linear_chain(const ql_linear_params* params, const ql_cuda_plan* const*, int count,
-                         const ql_cuda_launch* launch) {
+int ql_cuda_linear_chain(const ql_linear_params* params, const ql_cuda_plan* const* plans,
+                         int count, const ql_cuda_launch* launch) {
+  if (launch->plan != nullptr) return QL_BAD_PLAN;
+  ++fake.chains;
   for (int place = 0; place < count; ++place) {
-    const int status = ql_cuda_linear(params + place, launch);
+    ql_cuda_launch one = *launch;
+    one.plan = plans == nullptr ? nullptr : plans[place];
+    const int status = ql_cuda_linear(params + place, &one);
     if (status != QL_OK) return status;
   }
   return QL_OK;

@@ -155,7 +155,13 @@ int ql_cuda_run_batch(const ql_cuda_batch* batch) {
     ++fake.copies;
     std::memcpy(x.device_rows, batch->x_host, x.m * x.columns * item_bytes(x.device_dtype));
   }
-  if (status == QL_OK) status = ql_cuda_linear(batch->product, &batch->launch);
+  const int count = batch->products_count;
+  if (status == QL_OK && count > 1) {
+    if (batch->y_host == nullptr || batch->launch.plan != nullptr) return QL_NULL_POINTER;
+    status = ql_cuda_linear_chain(batch->product, batch->plans, count, &batch->launch);
+  } else if (status == QL_OK) {
+    status = ql_cuda_linear(batch->product, &batch->launch);
+  }
   if (status != QL_OK) return status;
   if (batch->y_host == nullptr && batch->copies_parts != 0) {
     ++fake.part_copies;
@@ -164,7 +170,13 @@ int ql_cuda_run_batch(const ql_cuda_batch* batch) {
   }
   if (batch->y_host == nullptr) return ql_cuda_scatter_rows(&y, &batch->launch);
   ++fake.copies;
-  std::memcpy(batch->y_host, y.device_rows, y.m * y.columns * item_bytes(y.device_dtype));
+  int64_t bytes = y.m * y.columns * item_bytes(y.device_dtype);
+  if (count > 1) {
+    const ql_linear_params& last = batch->product[count - 1];
+    bytes = static_cast<char*>(last.y) - static_cast<char*>(y.device_rows) +
+            last.m * last.n * item_bytes(last.y_dtype);
+  }
+  std::memcpy(batch->y_host, y.device_rows, bytes);
   return QL_OK;
 }
 

@@ -198,3 +198,67 @@ def test_a_plan_is_refused_for_what_no_gpu_can_be(
         assert library.ql_cuda_plan_linear(*asked, ctypes.byref(plan)) == Status.BAD_PLAN
         library.ql_cuda_error_text.restype = ctypes.c_char_p
         assert b"too little shared memory or too many tiles" in library.ql_cuda_error_text()
+
+
+@pytest.fixture
+def chain(batch: CudaBatch) -> Iterator[CudaBatch]:
+    """The same rows for three layers, of 8192, 1024 and 4096 features, with gaps in between."""
+    params = (LinearParams * 3)(*[batch.product[0]] * 3)
+    at = batch.product[0].y
+    for each, n in zip(params, (8192, 1024, 4096), strict=True):
+        each.n = each.y_row_stride = n
+        each.y, at = at, at + each.m * n * 2 + 512
+    batch.product, batch.products_count = ctypes.cast(params, type(batch.product)), 3
+    batch.y_host = ADDRESS
+    yield batch
+    del params
+
+
+def test_several_products_on_one_x_are_one_chain_between_one_pair_of_events(
+    library: ctypes.CDLL, chain: CudaBatch
+) -> None:
+    expected = [
+        *(f"record {IN_START} {IN}", f"gather {IN}", f"record {IN_STOP} {IN}"),
+        f"wait {IN_STOP} {COMPUTE}",
+        *(f"record {START} {COMPUTE}", f"chain of 3 {COMPUTE}", f"record {STOP} {COMPUTE}"),
+        f"wait {STOP} {OUT}",
+        *(f"record {OUT_START} {OUT}", f"copy {OUT}", f"record {OUT_STOP} {OUT}"),
+    ]
+    assert steps(library, chain) == expected
+    library.noted_bytes.restype = ctypes.c_size_t
+    assert library.noted_bytes() == 16 * 2 * (8192 + 1024 + 4096) + 2 * 512, "gaps and all"
+    plans = (ctypes.POINTER(CudaPlan) * 3)()
+    chain.plans = ctypes.cast(plans, ctypes.POINTER(ctypes.POINTER(CudaPlan)))
+    assert f"planned chain of 3 {COMPUTE}" in steps(library, chain)
+
+
+def test_a_chain_of_products_that_do_not_belong_together_is_refused(
+    library: ctypes.CDLL, chain: CudaBatch
+) -> None:
+    def refused(status: Status) -> None:
+        assert steps(library, chain, status) == [""]
+
+    first, second, last = (chain.product[place] for place in range(3))
+    changes = [
+        (second, "m", 15, Status.BAD_SHAPE),
+        (second, "k", 4096, Status.BAD_SHAPE),
+        (last, "x", ADDRESS + 2, Status.BAD_SHAPE),
+        (last, "x_row_stride", 8200, Status.BAD_SHAPE),
+        (last, "x_dtype", DType.BF16, Status.BAD_DTYPE),
+        (second, "y_row_stride", 1032, Status.BAD_SHAPE),
+        (second, "y", first.y + 16 * 8192 * 2 - 2, Status.BAD_SHAPE),
+        (last, "y", first.y, Status.BAD_SHAPE),
+        (chain, "y_host", None, Status.NULL_POINTER),
+        (chain, "products_count", -1, Status.BAD_SHAPE),
+        (chain, "copies_parts", 1, Status.BAD_SHAPE),
+    ]
+    for struct, name, value, status in changes:
+        before = getattr(struct, name)
+        setattr(struct, name, value)
+        refused(status)
+        setattr(struct, name, before)
+    plan = CudaPlan()
+    chain.launch.plan = ctypes.pointer(plan)
+    refused(Status.BAD_PLAN)
+    chain.launch.plan = None
+    assert steps(library, chain)

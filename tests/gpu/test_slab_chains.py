@@ -28,7 +28,7 @@ class NoMetrics:
         return lambda *words, **more: None
 
 
-def batcher_of(bench: Bench) -> Batcher:
+def batcher_of(bench: Bench, **more: Any) -> Batcher:
     return Batcher(
         queue=WorkQueue(max_batch_rows=64, max_queue_rows=1 << 20, max_age_seconds=60),
         run_batch=bench.engine.run,
@@ -39,6 +39,7 @@ def batcher_of(bench: Bench) -> Batcher:
         run_lone=bench.engine.run_lone,
         is_lone=bench.engine.is_lone,
         most_chained=bench.engine.most_chained,
+        **more,
     )
 
 

@@ -31,8 +31,9 @@ K, N = 40, 24
 PLAIN = pack(random_layer(n=N, k=K, group_size=32, bias=True, module="plain"))
 ORDERED = pack(random_layer(n=N, k=K, group_size=32, permuted=True, module="ordered"))
 DENSE = pack(unquantized_layer(n=N, k=K, module="dense"))
-LAYERS = {layer.spec.name: layer for layer in (PLAIN, ORDERED, DENSE)}
-PLAIN_NAME, ORDERED_NAME, DENSE_NAME = LAYERS
+SECOND = pack(random_layer(n=N, k=K, group_size=32, module="second", seed=2))
+LAYERS = {layer.spec.name: layer for layer in (PLAIN, ORDERED, DENSE, SECOND)}
+PLAIN_NAME, ORDERED_NAME, DENSE_NAME, SECOND_NAME = LAYERS
 
 Told: TypeAlias = asyncio.Future[list[Outcome]]
 
@@ -165,6 +166,18 @@ async def dispatch_benches(kernels: HostKernels) -> AsyncIterator[Make]:
 
 
 __all__ = [
-    "DENSE_NAME", "LAYERS", "ORDERED_NAME", "PLAIN", "PLAIN_NAME", "DispatchBench", "K", "Make",
-    "N", "Told", "check", "dispatch_benches", "rows",
+    "DENSE_NAME",
+    "LAYERS",
+    "ORDERED_NAME",
+    "PLAIN",
+    "PLAIN_NAME",
+    "SECOND_NAME",
+    "DispatchBench",
+    "K",
+    "Make",
+    "N",
+    "Told",
+    "check",
+    "dispatch_benches",
+    "rows",
 ]  # fmt: skip

@@ -10,11 +10,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from dispatch_bench import PLAIN
+from dispatch_bench import DENSE, PLAIN, SECOND
 from fake_cuda import HostKernels, build_fake
 from rich.console import Console
 from slab_native import FeedResult, NativeFeed, measure_native
 from slab_report import print_native
+from slab_together import Group, compare_together, print_together
 from slab_variant import STANDARD, Variant
 from test_cuda_streams import kernels  # noqa: F401 - a fixture
 
@@ -167,3 +168,31 @@ def test_a_variant_says_all_that_servers_may_do_otherwise(loaded: Loaded, tmp_pa
         found = made.run(rate=0, seconds=0.02)
         assert found.answered == found.offered > 0
         made.close()
+
+
+def test_layers_of_a_call_are_measured_both_ways(
+    loaded: Loaded,
+    kernels: HostKernels,  # noqa: F811
+) -> None:
+    assert isinstance(loaded.gpu, CudaStreams)
+    before = int(kernels.library.fake_chains())
+    found = compare_together(loaded.gpu, [PLAIN, SECOND], (1, 4))
+    assert int(kernels.library.fake_chains()) - before == 2 * 220
+    assert [row["rows"] for row in found] == [1, 4]
+    for row in found:
+        assert row["ratio"] == row["together_seconds"] / row["one_by_one_seconds"] > 0
+        # The library says 9 us of each product, and of the chain.
+        assert row["one_by_one_kernel_seconds"] == pytest.approx(2 * row["together_kernel_seconds"])
+    console = Console(width=250, record=True)
+    print_together(console, "a group", found)
+    assert "as one / one by one" in console.export_text()
+    with pytest.raises(RuntimeError, match="do not go together"):
+        compare_together(loaded.gpu, [PLAIN, DENSE], (1,))
+
+
+def test_groups_are_read_as_they_are_shown() -> None:
+    assert Group.read("4096x4096,1024,1024") == Group(4096, (4096, 1024, 1024))
+    assert str(Group.read("64x128,64")) == "64x128,64"
+    for text in ("4096", "4096x4096", "x1,2", "4096x1,two", "4096x1,,2"):
+        with pytest.raises(ValueError, match="is no group of layers; expected KxN,N"):
+            Group.read(text)

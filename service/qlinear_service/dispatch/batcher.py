@@ -7,11 +7,12 @@ itself come back and are computed here, each a task. Event loop only; knows neit
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from qlinear_service.batch_runs import BatchRuns, RunBatch
+from qlinear_service.batch_runs import BatchRuns, RunBatch, Together
 from qlinear_service.batching import Dropped
 from qlinear_service.dispatch.abi import Kind
+from qlinear_service.dispatch.host import HostEngine
 from qlinear_service.dispatch.native import Ended, NativeDispatch
 from qlinear_service.dispatch.queue import NativeQueue
 from qlinear_service.errors import ActivationsGone, EngineLost, RequestError
@@ -27,7 +28,7 @@ from qlinear_service.tracing import Tracer
 from qlinear_service.watchdog import Watchdog
 from qlinear_service.work import Batch, Part, WorkItem
 
-__all__ = ["DispatchBatcher", "HostEngine"]
+__all__ = ["DispatchBatcher"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,30 +37,6 @@ MOST_HOSTED = 1 << 20
 
 LOOKS = 4
 """At batches on the device, in the longest time that one may take."""
-
-
-class HostEngine(Protocol):
-    """What computes the batches that the dispatcher leaves to Python."""
-
-    async def run(self, batch: Batch) -> BatchResult:
-        """Return the result rows of each part; see engine.BatchRunner."""
-        ...
-
-    async def recover(self, error: BaseException) -> None:
-        """Make the device fit for more after a batch of the dispatcher has failed.
-
-        Raises:
-            EngineLost: that cannot be.
-        """
-        ...
-
-    def learn(self, batch: Batch) -> None:
-        """Teach the dispatcher how to send batches like this one, if it can."""
-        ...
-
-    def kernel_nanoseconds(self, measured: int) -> int:
-        """Return what a product took, of what was measured around it."""
-        ...
 
 
 class _Group(NamedTuple):
@@ -76,6 +53,7 @@ class DispatchBatcher:
         native: the dispatcher.
         queue: its queue.
         engine: computes what it leaves to the host.
+        together: does so at once for layers of the same calls, where it can; None: nothing does.
         slab: where results of its own batches lie.
         release: told of each item exactly once, when nothing will touch its slot again.
         clock: seconds, the clock of the items' times and of the dispatcher: the monotonic one.
@@ -98,6 +76,7 @@ class DispatchBatcher:
         max_age_seconds: float,
         most_batch_seconds: float = 0.0,
         tracer: Tracer | None = None,
+        together: Together | None = None,
     ) -> None:
         self._native, self._queue, self._engine = native, queue, engine
         self._slab, self._clock, self._metrics = slab, clock, metrics
@@ -115,8 +94,11 @@ class DispatchBatcher:
             clock=clock,
             metrics=metrics,
             tracer=tracer,
+            together=together,
         )
         self._group: _Group | None = None
+        self._chain: list[tuple[int, Batch]] = []
+        """Numbers and batches for the host, of layers of the same calls that are not all told."""
         self._looking: asyncio.TimerHandle | None = None
 
     @property
@@ -203,8 +185,10 @@ class DispatchBatcher:
             self._group = None
             if group.head.kind == Kind.BATCH_DONE:
                 self._finish(group)
-            else:
+            elif group.head.kind == Kind.BATCH_HOST:
                 self._host(group)
+            else:
+                self._see_to(group)
 
     def _finish(self, group: _Group) -> None:
         """Settle the calls of a batch that the dispatcher has computed."""
@@ -219,20 +203,31 @@ class DispatchBatcher:
         self._ledger.finish(batch, result, trace)
 
     def _host(self, group: _Group) -> None:
-        """Compute a batch that the dispatcher leaves to the host, or see to one that has failed."""
-        head, batch = group.head, self._begun(group)
-        run: RunBatch = self._engine.run
-        if head.kind == Kind.BATCH_HOST:
-            self._engine.learn(batch)
-        else:
-            run = self._failed(head)
-        self._hosted.start(self._serve(head.batch, self._runs.serve(batch, run)))
+        """Compute a batch that is left to the host, with those that are told to go with it."""
+        batch = self._begun(group)
+        self._engine.learn(batch)
+        self._chain.append((group.head.batch, batch))
+        if not group.head.is_last:
+            return
+        (numbers, batches), self._chain = zip(*self._chain, strict=True), []
+        run = self._engine.run
+        if self._runs.goes_together(batches):
+            self._hosted.start(self._serve(numbers, self._runs.serve_together(batches)))
+            return
+        for number, each in zip(numbers, batches, strict=True):
+            self._hosted.start(self._serve((number,), self._runs.serve(each, run)))
 
-    async def _serve(self, number: int, work: Awaitable[None]) -> None:
+    def _see_to(self, group: _Group) -> None:
+        """Try the calls of a batch of the dispatcher that has failed one by one."""
+        batch, run = self._begun(group), self._failed(group.head)
+        self._hosted.start(self._serve((group.head.batch,), self._runs.serve(batch, run)))
+
+    async def _serve(self, numbers: Sequence[int], work: Awaitable[None]) -> None:
         await work
         # Not after an error or a cancellation: then a device that nobody understands may still
-        # touch what the batch names, and the process ends.
-        self._native.host_done(number)
+        # touch what the batches name, and the process ends.
+        for number in numbers:
+            self._native.host_done(number)
 
     def _failed(self, head: Ended) -> RunBatch:
         """Return what fails as the dispatcher's batch did, once the device is fit for more."""

@@ -11,14 +11,17 @@ import logging
 import queue
 import threading
 import time
+from collections.abc import Sequence
 
 from qlinear_service.batching import Batch
 from qlinear_service.engine import QUICK_SECONDS, split_rows
 from qlinear_service.errors import ActivationsGone, EngineLost
+from qlinear_service.gpu.admission import admitted
 from qlinear_service.gpu.express import Trip
 from qlinear_service.gpu.job import Job
-from qlinear_service.gpu.stages import Stage, StagePool
+from qlinear_service.gpu.stages import Stage, StagePool, copied
 from qlinear_service.gpu.streams import Device
+from qlinear_service.gpu.together import TOGETHER, Companions, shared_out, split
 from qlinear_service.gpu.ways import AUTO, PINNED, Batched, Way, way_of
 from qlinear_service.layers import LayerRegistry
 from qlinear_service.log_values import event
@@ -82,7 +85,9 @@ class GpuEngine:
         self.most_in_flight, self.most_chained = stages, chained
         self.stage_count = stages + chained
         self._stages = StagePool(device.new_stage, self.stage_count)
-        self.sees_slab = self._sees_slab = mode != PINNED and self._admit_slab()
+        self.sees_slab = self._sees_slab = mode != PINNED and admitted(device, slab)
+        chains = device.chains and self.sees_slab
+        self._companions = Companions(registry, device.can_gather) if chains else None
         self._lost: EngineLost | None = None
         self._launching = threading.Lock()
         self._waiting: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -114,17 +119,22 @@ class GpuEngine:
             EngineLost: the device is gone.
             Exception: this batch has failed.
         """
-        if self._lost is not None:
-            raise EngineLost(str(self._lost))
-        layer = self._registry.resolve(batch.key.layer)
-        job = Job(batch, layer, asyncio.get_running_loop())
-        if job.x_bytes <= QUICK_BYTES:
-            job.stage = self._stages.take_ready(job.x_room_bytes, job.y_bytes)
-        if job.stage is not None:
-            self._launch(job)
-        else:
-            self._waiting.put(job)
-        return await job.future
+        return (await self._send(self._job((batch,))))[0]
+
+    def goes_together(self, batches: Sequence[Batch]) -> bool:
+        """Say whether batches of layers of the same calls can be handed to `run_together`."""
+        return self._companions is not None and self._companions.may(batches)
+
+    async def run_together(self, batches: Sequence[Batch]) -> list[BatchResult]:
+        """Return what `run` does of each batch, if they `goes_together`: all on one way.
+
+        Results never lie in slots, and after an error all activations are as they were.
+
+        Raises:
+            EngineLost: the device is gone.
+            Exception: one of them has failed, or all.
+        """
+        return await self._send(self._job(batches))
 
     def is_lone(self, batch: Batch) -> bool:
         """Say whether `batch` has the device to itself and ends before a thread could be woken."""
@@ -143,22 +153,18 @@ class GpuEngine:
 
     async def run_lone(self, batch: Batch) -> BatchResult:
         """Do what `run` does for a batch that `is_lone`: without a thread, if it ends in time."""
-        if self._lost is not None:
-            raise EngineLost(str(self._lost))
-        layer = self._registry.resolve(batch.key.layer)
-        job = Job(batch, layer, asyncio.get_running_loop())
+        job = self._job((batch,))
         job.stage = self._stages.take_ready(job.x_room_bytes, job.y_bytes)
         if job.stage is None:
-            self._waiting.put(job)
-            return await job.future
+            return (await self._send(job))[0]
         try:
             self._enqueue(job, job.stage, alone=True)
             if self._device.wait(job.stage.marks, LONE_SECONDS):
-                return self._result(job, job.stage)
+                return self._results(job, job.stage)[0]
         except BaseException as error:
             job.error = error
         self._launched.put(job)
-        return await job.future
+        return (await job.future)[0]
 
     def stop(self, timeout_seconds: float) -> bool:
         """End both threads after what is on its way; return whether they have ended in time."""
@@ -174,22 +180,22 @@ class GpuEngine:
             self._device.dismiss(self._slab.address)
         return True
 
-    def _admit_slab(self) -> bool:
-        """Let kernels into the slab; return whether they are."""
-        nbytes = self._slab.capacity_bytes
-        why_not = self._device.admit(self._slab.address, nbytes)
-        if why_not:
-            event(
-                logger,
-                logging.WARNING,
-                "slab_not_registered",
-                bytes=nbytes,
-                action="pinned_copies",
-                reason=why_not,
-            )
-            return False
-        self._slab.pin()
-        return True
+    def _job(self, batches: Sequence[Batch]) -> Job:
+        """Return what is to go as one."""
+        if self._lost is not None:
+            raise EngineLost(str(self._lost))
+        resolve, (first, *others) = self._registry.resolve, batches
+        more = [(other, resolve(other.key.layer)) for other in others]
+        return Job(first, resolve(first.key.layer), asyncio.get_running_loop(), more)
+
+    async def _send(self, job: Job) -> list[BatchResult]:
+        if job.x_bytes <= QUICK_BYTES:
+            job.stage = self._stages.take_ready(job.x_room_bytes, job.y_bytes)
+        if job.stage is not None:
+            self._launch(job)
+        else:
+            self._waiting.put(job)
+        return await job.future
 
     def _work(self, jobs: "queue.SimpleQueue[Job | None]") -> None:
         step = self._launch if jobs is self._waiting else self._complete
@@ -208,7 +214,7 @@ class GpuEngine:
 
     def _enqueue(self, job: Job, stage: Stage, *, alone: bool) -> None:
         batch = job.batch
-        way = self._way(job)
+        way = TOGETHER if job.others else self._way(job)
         parts: list[int] = []
         for item, start, rows in batch.parts:
             parts.append(self._slab.address_of(item.slot) + start * job.x_row_bytes)
@@ -218,7 +224,7 @@ class GpuEngine:
             job.gather(self._slab, stage.x.host[: job.x_bytes])
             job.gather_nanoseconds = time.perf_counter_ns() - started
         trip = Trip(
-            layer=job.layer, stage=stage, parts=parts, rows=batch.rows,
+            layer=job.layer, stage=stage, parts=parts, rows=batch.rows, more=job.more,
             x_dtype=batch.key.x_dtype, y_dtype=batch.key.output_dtype, way=way, alone=alone,
         )  # fmt: skip
         # One batch after the other, or events of one would measure kernels of both.
@@ -245,32 +251,35 @@ class GpuEngine:
             return
         try:
             self._device.wait(stage.marks)
-            result = self._result(job, stage)
+            results = self._results(job, stage)
         except BaseException as error:
             self._fail(job, error)
         else:
-            job.settle(result)
+            job.settle(results)
 
-    def _result(self, job: Job, stage: Stage) -> BatchResult:
-        """Return what came of a batch that has ended, and give its stage back."""
+    def _results(self, job: Job, stage: Stage) -> list[BatchResult]:
+        """Return what came of batches that have ended, and give their stage back."""
         times = self._device.times(stage.marks)
         started = time.perf_counter_ns()
         if job.in_slots:
             view, row_bytes = self._slab.view, job.y_row_bytes
-            rows = [view(item.slot)[: count * row_bytes] for item, _, count in job.batch.parts]
+            rows = [[view(item.slot)[: count * row_bytes] for item, _, count in job.batch.parts]]
+        elif job.others:
+            rows = split(copied(stage.y.host[: job.y_bytes]), job)
         else:
             y_dtype = job.batch.key.output_dtype
             flat = self._device.results(stage, job.layer, job.batch.rows, y_dtype)
-            rows = split_rows(flat, job.batch)
+            rows = [split_rows(flat, job.batch)]
         copies = (
             ("gather", job.gather_nanoseconds),
             ("to_device", times.to_device),
             ("from_device", times.from_device),
             ("scatter", time.perf_counter_ns() - started),
         )
-        result = BatchResult(rows, times.kernel, copies, job.in_slots, times.kernels)
         self._stages.give_back(stage)
-        return result
+        if job.others:
+            return shared_out(job, rows, times.kernel, copies)
+        return [BatchResult(rows[0], times.kernel, copies, job.in_slots, times.kernels)]
 
     def _fail(self, job: Job, error: BaseException) -> None:
         """Tell of an error once nothing touches the memory of the batch any more."""

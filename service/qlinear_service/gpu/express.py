@@ -7,19 +7,20 @@ slab and no batch, only addresses.
 
 import ctypes
 import struct
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from qlinear_service.dtypes import DType
-from qlinear_service.gpu.stages import Stage
+from qlinear_service.gpu.stages import Stage, places_of
 from qlinear_service.gpu.ways import TABLE_ROWS, Way
 from qlinear_service.kernels.abi import LinearParams
 from qlinear_service.kernels.cuda import CudaKernels
 from qlinear_service.kernels.cuda_abi import CudaBatch, CudaPart, CudaPlan, Status
 from qlinear_service.layers import QuantizedLinear
 
-__all__ = ["Course", "Express", "Trip", "event_handle", "row_stride"]
+__all__ = ["Course", "Express", "Product", "Trip", "event_handle", "row_stride"]
 
 MOST_PREPARED = 128
 """Kinds of batches that a stage remembers; then it forgets all of them."""
@@ -30,8 +31,15 @@ ROW_ALIGN = 8
 ONE_PART = struct.Struct("=2q")
 
 
+class Product(NamedTuple):
+    """One layer of a trip."""
+
+    layer: QuantizedLinear
+    y_dtype: DType
+
+
 class Trip:
-    """A batch as a device sees it.
+    """A batch as a device sees it, or several of as many layers on the same rows.
 
     Args:
         layer: on the device.
@@ -42,16 +50,24 @@ class Trip:
         y_dtype: of the results.
         way: how they travel.
         alone: nothing else is on the device, so nothing can overlap.
+        more: further layers, if the device `chains`: their results are copied out behind those of
+            the first, each where `places_of` says.
     """
 
-    __slots__ = ("alone", "layer", "parts", "rows", "stage", "way", "x_dtype", "y_dtype")
+    __slots__ = ("alone", "layer", "more", "parts", "rows", "stage", "way", "x_dtype", "y_dtype")
 
     def __init__(
         self, *, layer: QuantizedLinear, stage: Stage, parts: list[int], rows: int,
-        x_dtype: DType, y_dtype: DType, way: Way, alone: bool,
+        x_dtype: DType, y_dtype: DType, way: Way, alone: bool, more: Sequence[Product] = (),
     ) -> None:  # fmt: skip
         self.layer, self.stage, self.parts, self.rows = layer, stage, parts, rows
         self.x_dtype, self.y_dtype, self.way, self.alone = x_dtype, y_dtype, way, alone
+        self.more = more
+
+    @property
+    def products(self) -> list[Product]:
+        """All layers, in order."""
+        return [Product(self.layer, self.y_dtype), *self.more]
 
 
 class _Prepared:
@@ -102,7 +118,10 @@ class Express:
             RuntimeError: a step could not be launched; results were written nowhere.
         """
         stage = trip.stage
-        key = (id(trip.layer), trip.rows, trip.x_dtype, trip.y_dtype, trip.way, trip.alone)
+        key: tuple[Any, ...] = (
+            *(id(trip.layer), trip.rows, trip.x_dtype, trip.y_dtype, trip.way, trip.alone),
+            *((id(layer), y_dtype) for layer, y_dtype in trip.more),
+        )
         prepared = stage.prepared.get(key)
         if prepared is None:
             prepared = self._prepare(trip)
@@ -114,7 +133,7 @@ class Express:
         run = self._kernels.library.ql_cuda_run_batch
         status = run(prepared.batch)
         if status == Status.BAD_PLAN:  # a measured plan that rows of this x do not allow
-            prepared.batch.launch.plan = None
+            prepared.batch.launch.plan = prepared.batch.plans = None
             status = run(prepared.batch)
         if status != Status.OK:
             self._kernels.runtime.check(status, prepared.operation, self._compute)
@@ -148,20 +167,15 @@ class Express:
 
     def _prepare(self, trip: Trip) -> _Prepared:
         layer, stage, way = trip.layer, trip.stage, trip.way
-        spec, rows = layer.spec, trip.rows
-        operation = f"batch m={rows} {spec.shape}"
+        spec, rows, products = layer.spec, trip.rows, trip.products
+        operation = " and ".join(
+            [f"batch m={rows} {spec.shape}", *(each.spec.shape for each, _ in trip.more)]
+        )
         converts = way.gather and trip.x_dtype is DType.F32
         x_dtype = spec.compute_dtype if converts else trip.x_dtype
-        params = LinearParams.from_buffer_copy(
-            self._kernels.known.of(layer, self._kernels.device).params
-        )
-        params.m, params.x_dtype, params.y_dtype = rows, x_dtype, trip.y_dtype
-        params.x, params.y = stage.x.device.data_ptr(), stage.y.device.data_ptr()
-        params.x_row_stride = row_stride(spec.k) if way.gather else spec.k
-        params.y_row_stride = spec.n
-        plan: CudaPlan = self._kernels.plan(layer, rows, x_dtype, trip.y_dtype)
-        batch = CudaBatch()
-        batch.product = ctypes.pointer(params)
+        all_params = self._params_of(trip, products, x_dtype)
+        params, batch = all_params[0], CudaBatch()
+        batch.product = ctypes.cast(all_params, ctypes.POINTER(LinearParams))
         batch.x.device_rows, batch.y.device_rows = params.x, params.y
         batch.x.m = batch.y.m = rows
         batch.x.columns, batch.y.columns = spec.k, spec.n
@@ -177,8 +191,47 @@ class Express:
         if not way.scatter:
             batch.y_host = stage.y.host.data_ptr()
         self._set_streams(batch, stage.marks, operation, alone=trip.alone)
-        batch.launch.plan = ctypes.pointer(plan)
-        return _Prepared(batch, operation, layer, params, plan)
+        plans = self._set_plans(batch, products, x_dtype)
+        return _Prepared(batch, operation, products, all_params, plans)
+
+    def _params_of(self, trip: Trip, products: Sequence[Product], x_dtype: DType) -> Any:
+        """Return an array of LinearParams, one for each product."""
+        stage, gathers = trip.stage, trip.way.gather
+        found = (LinearParams * len(products))()
+        sizes = [trip.rows * layer.spec.n * y_dtype.itemsize for layer, y_dtype in products]
+        for place, ((layer, y_dtype), begin) in enumerate(
+            zip(products, places_of(sizes), strict=True)
+        ):
+            known = self._kernels.known.of(layer, self._kernels.device).params
+            params = LinearParams.from_buffer_copy(known)
+            params.m, params.x_dtype, params.y_dtype = trip.rows, x_dtype, y_dtype
+            params.x, params.y = stage.x.device.data_ptr(), stage.y.device.data_ptr() + begin
+            params.x_row_stride = row_stride(layer.spec.k) if gathers else layer.spec.k
+            params.y_row_stride = layer.spec.n
+            found[place] = params
+        return found
+
+    def _set_plans(self, batch: CudaBatch, products: Sequence[Product], x_dtype: DType) -> Any:
+        """Say how the products are cut, and return what must outlive that.
+
+        Of those that are one launch nothing is said, or they would be several; others have the
+        plans that each has alone, and its bits.
+        """
+        kernels, count, rows = self._kernels, len(products), batch.x.m
+        if count > 1:
+            batch.products_count = count
+            length = kernels.library.ql_cuda_chain_length(batch.product, count, kernels.info)
+            if length and not kernels.batch_invariant:
+                return ()
+        plans: list[CudaPlan] = [
+            kernels.plan(layer, rows, x_dtype, y_dtype) for layer, y_dtype in products
+        ]
+        if count == 1:
+            batch.launch.plan = ctypes.pointer(plans[0])
+            return plans
+        pointers = (ctypes.POINTER(CudaPlan) * count)(*map(ctypes.pointer, plans))
+        batch.plans = ctypes.cast(pointers, ctypes.POINTER(ctypes.POINTER(CudaPlan)))
+        return plans, pointers
 
     def _set_streams(self, batch: CudaBatch, marks: Any, operation: str, *, alone: bool) -> None:
         compute = self._compute

@@ -4,14 +4,18 @@ Knows nothing of what an engine does with a batch.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from qlinear_service.batching import Batch
-from qlinear_service.engine import BatchRunner
+from qlinear_service.gpu.engine import GpuEngine
 from qlinear_service.results import BatchResult
 
 __all__ = ["ReplicaRunner"]
+
+
+T = TypeVar("T")
 
 
 class ReplicaRunner:
@@ -21,7 +25,7 @@ class ReplicaRunner:
         engines: by the names of their devices.
     """
 
-    def __init__(self, engines: Mapping[str, BatchRunner]) -> None:
+    def __init__(self, engines: Mapping[str, GpuEngine]) -> None:
         self._engines = dict(engines)
         self._running = dict.fromkeys(engines, 0)
         self.most_in_flight = sum(engine.most_in_flight for engine in engines.values())
@@ -32,7 +36,17 @@ class ReplicaRunner:
     async def run(self, batch: Batch) -> BatchResult:
         """Return the result rows of each part, and which device has computed them."""
         name = self._free_first()
-        return await self._on(name, self._engines[name].run, batch)
+        return _named(name, await self._on(name, self._engines[name].run(batch)))
+
+    def goes_together(self, batches: Sequence[Batch]) -> bool:
+        """Say whether the engine that would get `batches` takes them as one; all hold the same."""
+        return self._engines[self._free_first()].goes_together(batches)
+
+    async def run_together(self, batches: Sequence[Batch]) -> list[BatchResult]:
+        """Do what `run` does for batches that `goes_together`, all on one engine."""
+        name = self._free_first()
+        results = await self._on(name, self._engines[name].run_together(batches))
+        return [_named(name, result) for result in results]
 
     def is_lone(self, batch: Batch) -> bool:
         """Say whether the engine that would get `batch` takes it for a lone one."""
@@ -41,7 +55,7 @@ class ReplicaRunner:
     async def run_lone(self, batch: Batch) -> BatchResult:
         """Do what `run` does for a batch that `is_lone`."""
         name = self._free_first()
-        return await self._on(name, self._engines[name].run_lone, batch)
+        return _named(name, await self._on(name, self._engines[name].run_lone(batch)))
 
     def stop(self, timeout_seconds: float) -> bool:
         """End all engines; return whether all have ended in time."""
@@ -52,12 +66,13 @@ class ReplicaRunner:
     def _free_first(self) -> str:
         return min(self._running, key=self._running.__getitem__)
 
-    async def _on(
-        self, name: str, run: Callable[[Batch], Awaitable[BatchResult]], batch: Batch
-    ) -> BatchResult:
+    async def _on(self, name: str, work: Awaitable[T]) -> T:
         self._running[name] += 1
         try:
-            result = await run(batch)
+            return await work
         finally:
             self._running[name] -= 1
-        return replace(result, launches=((name, result.kernel_nanoseconds),))
+
+
+def _named(name: str, result: BatchResult) -> BatchResult:
+    return replace(result, launches=((name, result.kernel_nanoseconds),))

@@ -125,7 +125,7 @@ class SplitDevice:
         devices: by the names that metrics and logs give them.
     """
 
-    scatters = False
+    scatters = chains = False
 
     def __init__(self, devices: Mapping[str, Device]) -> None:
         self._names = tuple(devices)

@@ -5,7 +5,7 @@ the activations and results of the largest batch. Knows nothing of batches; any 
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -13,7 +13,7 @@ import torch
 from qlinear_service.config import size_class
 from qlinear_service.gpu.ways import TABLE_ROWS
 
-__all__ = ["LARGE_COPY_BYTES", "Memory", "Stage", "StagePool", "copied"]
+__all__ = ["LARGE_COPY_BYTES", "Memory", "Stage", "StagePool", "copied", "places_of"]
 
 TABLE_BYTES = 2 * 8 * TABLE_ROWS
 """An address for each row of x and of y."""
@@ -21,6 +21,9 @@ TABLE_BYTES = 2 * 8 * TABLE_ROWS
 FIRST_BYTES = 1 << 20
 """Taken at the start, so that a full device is noticed then and most calls find what they need."""
 
+
+RESULTS_ALIGN_BYTES = 256
+"""Where the results of a further layer may begin, so that kernels can store as for the first."""
 
 LARGE_COPY_BYTES = 64 * 1024
 """From here on copies are torch's, which lets go of the interpreter lock and costs some
@@ -174,6 +177,20 @@ class StagePool:
     def give_back(self, stage: Stage) -> None:
         """Let the next batch have `stage`; nothing touches its buffers any more."""
         self._free.append(stage)
+
+
+def places_of(sizes: Sequence[int]) -> list[int]:
+    """Return where the results of each of several layers begin in a stage, in bytes.
+
+    Args:
+        sizes: bytes of the results of each.
+    """
+    begins, end = [], 0
+    for nbytes in sizes:
+        begin = -(-end // RESULTS_ALIGN_BYTES) * RESULTS_ALIGN_BYTES
+        begins.append(begin)
+        end = begin + nbytes
+    return begins
 
 
 def copied(rows: torch.Tensor) -> memoryview:

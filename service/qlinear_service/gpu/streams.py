@@ -51,9 +51,10 @@ class Device(Protocol):
     `marks` are the events of one batch in flight, used again by the next one in its place.
     """
 
-    @property
-    def scatters(self) -> bool:
-        """Whether results may be written over the activations that they were made of."""
+    scatters: bool
+    """Whether results may be written over the activations that they were made of."""
+    chains: bool
+    """Whether a trip may have several layers."""
 
     def host_memory(self, nbytes: int) -> torch.Tensor:
         """Return uint8 [nbytes] of host memory that the device can copy from and to."""
@@ -116,7 +117,7 @@ class CudaStreams:
         urgent_rows: kernels that move rows go before products that have not begun.
     """
 
-    scatters = True
+    scatters = chains = True
 
     def __init__(self, kernels: CudaKernels, *, urgent_rows: bool = False) -> None:
         self.kernels = kernels
@@ -223,7 +224,7 @@ class CudaStreams:
         if self._express.takes(trip.layer, trip.way):
             self._express.run(trip)
             return
-        assert not any(trip.way), "rows that only a kernel can reach"
+        assert not any((*trip.way, trip.more)), "only one call can reach rows, or chain layers"
         stage, spec = trip.stage, trip.layer.spec
         x_bytes = trip.rows * spec.k * trip.x_dtype.itemsize
         y_bytes = trip.rows * spec.n * trip.y_dtype.itemsize
@@ -248,8 +249,7 @@ class CudaStreams:
         if marks.course.batch is not None:
             into, kernel, out = marks.course.took
             return Times(into, max(kernel - self.pair_nanoseconds, SHORTEST_NANOSECONDS), out)
-        before, after = marks.kernel
-        kernel = _nanoseconds(before, after) - self.pair_nanoseconds
+        kernel = _nanoseconds(*marks.kernel) - self.pair_nanoseconds
         return Times(
             to_device=_nanoseconds(marks.in_start, marks.in_stop),
             kernel=max(kernel, SHORTEST_NANOSECONDS),

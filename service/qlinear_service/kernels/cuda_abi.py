@@ -122,7 +122,8 @@ class CudaBatch(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("x_host", "y_host", "in_stream", "out_stream")),
         *((name, ctypes.c_void_p) for name in ("in_start", "in_stop", "out_start", "out_stop")),
         *(("launch", CudaLaunch), ("after", ctypes.c_void_p)),
-        *((name, ctypes.c_int32) for name in ("copies_parts", "reserved")),
+        *((name, ctypes.c_int32) for name in ("copies_parts", "products_count")),
+        ("plans", ctypes.POINTER(ctypes.POINTER(CudaPlan))),
     ]
 
 
