@@ -210,7 +210,7 @@ def parser() -> argparse.ArgumentParser:
         help="of a GPU: batches in flight, multiprocessors that products leave to the kernels that "
         "move rows [0], whether those go first, how many blocks they have [SPARE; 0: as many as "
         "they take], whether two threads spin, one to send batches and one to see how they end, "
-        "whether but one batch in 32 is timed and long results go out by the copy engine, "
+        "whether but one batch in eight is timed and long results go out by the copy engine, "
         "whether products take two streams in turn "
         "[as the server]",
     )

@@ -38,7 +38,7 @@ SLAB_BYTES = 1 << 30
 MOST_SLOTS = 8192
 """Calls that wait or run; beyond it the producer refuses them, as the slab is its to give."""
 LONE_SECONDS = 0.5
-LIGHT_TIMED_EACH, LIGHT_COPIED_ROW_BYTES = 32, 32 << 10
+LIGHT_TIMED_EACH, LIGHT_COPIED_ROW_BYTES = 8, 32 << 10
 LONE_GAPS = {"at once": 0.0, "after 1 ms": 1e-3}
 
 

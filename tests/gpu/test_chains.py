@@ -36,8 +36,10 @@ def test_layers_that_the_kernel_of_chains_does_not_know(
     kernels: RecordingKernels, form: Form, flags: CudaFlag
 ) -> None:
     problems = block_of(kernels, form)
+    # Weights with zero points of their own have a mean, and results beyond fp16 after four layers.
+    dtype = torch.float16 if form.symmetric else torch.bfloat16
     for m in ROWS:
-        chain = Chain(kernels, problems, small_x(problems, m))
+        chain = Chain(kernels, problems, small_x(problems, m, dtype))
         assert chain.launches() == [1, 1, 1, 1]
         assert_every_bit(chain, turns=10, flags=flags)
 
@@ -150,8 +152,8 @@ def test_what_cannot_be_a_chain_is_refused(
     library.ql_cuda_free_chain(None)
     # A layer that cannot be launched ends the recording, too: the stream works on.
     chain.call()
-    torch.cuda.synchronize()  # another stream writes there next
     expected = chain.results()
+    torch.cuda.synchronize()  # another stream writes there next
     chain.params[2].bits = 5
     with torch.cuda.stream(torch.cuda.Stream(kernels.device)):
         status = library.ql_cuda_record_chain(

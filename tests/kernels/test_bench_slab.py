@@ -157,8 +157,8 @@ def test_a_variant_says_all_that_servers_may_do_otherwise(loaded: Loaded, tmp_pa
     assert isinstance(loaded.gpu, CudaStreams)
     for text, each, copied, lanes in (
         ("3:4", 1, 0, 1),
-        ("4:4:light", 32, 32 << 10, 1),
-        ("4:4:light:lanes", 32, 32 << 10, 2),
+        ("4:4:light", 8, 32 << 10, 1),
+        ("4:4:light:lanes", 8, 32 << 10, 2),
     ):
         made = NativeFeed(loaded, tmp_path, variant=Variant.read(text), most_slots=8)
         options = made._direct.native._options

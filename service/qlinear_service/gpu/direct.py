@@ -27,9 +27,8 @@ from qlinear_service.slots import Slab
 
 __all__ = ["STAGES", "DirectEngine"]
 
-STAGES = 4
-"""Batches in flight unless told otherwise: one comes in, two are computed, one leaving and one
-beginning, and one goes out."""
+STAGES = 3
+"""Batches in flight unless told otherwise: one comes in, one is computed, one goes out."""
 
 TAUGHT_ROWS = 64
 """Batches of up to so many rows are known from the start, for x and results of a layer's own dtype;
@@ -46,16 +45,16 @@ SPINNING = 1
 """Threads of the dispatcher that keep a core busy where there are enough: the one that sends
 batches sees how they end, too. A second one gained nothing (decision 0011)."""
 
-TIMED_EACH = 32
-"""Of so many batches of a layer that follow each other closely one is timed: that costs it, and the
-one behind it, some microseconds, as neither runs beside another (decision 0011, point 13)."""
+TIMED_EACH = 8
+"""Of so many batches of a layer that follow each other closely one is timed: that costs it some
+microseconds (decision 0011, point 13)."""
 
 COPIED_ROW_BYTES = 32 << 10
 """Rows of results so long go out by the copy engine; 0: none do."""
 
-LANES = 2
+LANES = 1
 """Streams that products take in turn, 1 or 2, so that the next one begins while the one before
-leaves (decision 0011, point 14)."""
+leaves: a second one has gained nothing for sure (decision 0011, point 14)."""
 
 IDLE_SPIN_SECONDS = 100e-6
 """How long the dispatcher's thread looks for more before it sleeps, where it may spin at all: being
