@@ -115,6 +115,8 @@ def compute(
     rows: int,
     seconds: float = 1e-3,
     launches: Sequence[tuple[str, int]] = (),
+    *,
+    is_timed: bool = True,
 ) -> None:
     metrics.waited(layer, [2e-3])
     metrics.batch_finished(
@@ -125,6 +127,7 @@ def compute(
         y_itemsize=4,
         transfers=[("gather", 10_000)],
         kernel_seconds=seconds,
+        is_timed=is_timed,
         launches=launches,
     )
 

@@ -94,13 +94,15 @@ class _Second:
 class _Series:
     """All of one shape and m: series for ever, and a ring of seconds."""
 
-    __slots__ = ("busy_seconds", "nbytes", "ring", "seconds")
+    __slots__ = ("busy_seconds", "last_seconds", "nbytes", "ring", "seconds")
 
     def __init__(self, families: Mapping[str, Family], labels: tuple[str, ...]) -> None:
         self.seconds = families["qlinear_kernel_seconds"].histogram(*labels)
         self.nbytes = families["qlinear_kernel_bytes_total"].number(*labels)
         self.busy_seconds = families["qlinear_kernel_busy_seconds_total"].number(*labels)
         self.ring = [_Second(-WINDOW_SECONDS)] * WINDOW_SECONDS
+        self.last_seconds = 0.0
+        """Of the last one that was timed."""
 
     def second(self, second: int) -> _Second:
         """Return the sums of that second, the running one."""
@@ -143,6 +145,7 @@ class Launches:
         nbytes: int,
         products: int,
         seconds: float,
+        is_timed: bool = True,
         share: float = 1.0,
     ) -> None:
         """Count one computation.
@@ -154,12 +157,18 @@ class Launches:
             nbytes: what it reads and writes, each once.
             products: multiply-adds.
             seconds: what it took.
+            is_timed: that was measured. Else it counts with what the last one of its shape and m
+                took that was, or with `seconds` before there is one.
             share: of the batch's results, that this device computes.
         """
         series = self._series.get((shape, m))
         if series is None:
             series = self._series[shape, m] = _Series(self._families, (shape, m, self._device))
-        series.seconds.observe(seconds)
+        if is_timed:
+            series.seconds.observe(seconds)
+            series.last_seconds = seconds
+        else:
+            seconds = series.last_seconds or seconds
         series.nbytes.value += nbytes
         series.busy_seconds.value += seconds
         now = series.second(int(self._clock()))

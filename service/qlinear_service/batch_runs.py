@@ -196,7 +196,8 @@ class BatchRuns:
             x_itemsize=batch.key.x_dtype.itemsize,
             y_itemsize=batch.key.output_dtype.itemsize,
             transfers=result.transfers,
-            kernel_seconds=result.kernel_nanoseconds / 1e9 if result.is_timed else None,
+            kernel_seconds=result.kernel_nanoseconds / 1e9,
+            is_timed=result.is_timed,
             launches=result.launches,
         )
         if self._tracer is None:

@@ -192,7 +192,8 @@ class Metrics(Collector):
         x_itemsize: int,
         y_itemsize: int,
         transfers: Iterable[tuple[str, int]],
-        kernel_seconds: float | None,
+        kernel_seconds: float,
+        is_timed: bool = True,
         launches: Sequence[tuple[str, int]] = (),
     ) -> None:
         """Count one computation that succeeded.
@@ -204,8 +205,9 @@ class Metrics(Collector):
             x_itemsize: bytes of one element of x.
             y_itemsize: bytes of one element of y.
             transfers: copies on the way: the direction and the nanoseconds of each.
-            kernel_seconds: the computation itself; None: was not timed, and counts for none of the
-                families of kernels.
+            kernel_seconds: the computation itself.
+            is_timed: it was measured; else they are those of another one of this layer, and the
+                histogram of seconds has none of it.
             launches: where there are several devices, those that took part in it, and the
                 nanoseconds of each.
         """
@@ -218,7 +220,7 @@ class Metrics(Collector):
         batches.rows.observe(rows)
         batches.requests.observe(requests)
         took = [(device, nanoseconds / 1e9) for device, nanoseconds in launches]
-        if kernel_seconds is not None and not took:
+        if not took:
             took = [(self.devices[0].name, kernel_seconds)]
         for device, seconds in took:
             share = batches.shares[device]
@@ -230,6 +232,7 @@ class Metrics(Collector):
                 nbytes=share.streamed_bytes + rows * row_bytes,
                 products=rows * batches.k * share.n,
                 seconds=seconds,
+                is_timed=is_timed,
                 share=share.n / batches.n,
             )
 

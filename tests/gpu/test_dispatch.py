@@ -43,9 +43,8 @@ class Seen:
         is_hosts = "gather" in dict(transfers)
         self.batches["host" if is_hosts else "dispatcher"] += 1
         self.rows.append(rows)
-        seconds = more["kernel_seconds"]
-        assert seconds is None or seconds > 0, "of many that follow each other few are timed"
-        assert seconds is not None or not is_hosts
+        assert more["kernel_seconds"] > 0
+        assert more["is_timed"] or not is_hosts
 
     def __getattr__(self, name: str) -> Any:
         return lambda *words, **more: None

@@ -73,11 +73,9 @@ def profiled_traffic(folder: Path, specs: list[LayerSpec]) -> tuple[float, float
     seconds = json.loads(profile.read_text())[-launches:]
     assert len(seconds) == launches, log
     labels = {"shape": specs[0].shape, "m": "16", "device": CUDA}
-    busy, timed = (
-        series(after, name, **labels) - series(before, name, **labels)
-        for name in ("qlinear_kernel_busy_seconds_total", "qlinear_kernel_seconds_count")
-    )
-    return sum(seconds) / launches, busy / timed
+    busy = "qlinear_kernel_busy_seconds_total"
+    shown = (series(after, busy, **labels) - series(before, busy, **labels)) / launches
+    return sum(seconds) / launches, shown
 
 
 @pytest.mark.parametrize(("n", "k", "count"), [(8192, 8192, 8), (28672, 4096, 5), (28672, 8192, 3)])
@@ -101,12 +99,12 @@ def test_seconds_and_bandwidth_are_within_a_tenth(
         return series(after, name, **labels) - series(before, name, **labels)
 
     launches = TURNS * count
-    # Of batches that follow each other closely one in so many is timed.
+    # Of batches that follow each other closely one in so many is timed; others count with its time.
     timed = grown("qlinear_kernel_seconds_count")
     assert launches // TIMED_EACH <= timed <= launches
-    assert grown("qlinear_kernel_bytes_total") == timed * nbytes
-    shown = grown("qlinear_kernel_busy_seconds_total") / timed
-    assert grown("qlinear_kernel_seconds_sum") / timed == pytest.approx(shown, rel=1e-6)
+    assert grown("qlinear_kernel_bytes_total") == launches * nbytes
+    shown = grown("qlinear_kernel_busy_seconds_total") / launches
+    assert grown("qlinear_kernel_seconds_sum") / timed == pytest.approx(shown, rel=0.1)
     gauge = series(after, "qlinear_hbm_bandwidth_bytes_per_second", **labels)
     own, shown_profiled = profiled_traffic(tmp_path, specs)
     alone = profiled_seconds(kernels, layers, ROWS)

@@ -29,18 +29,24 @@ async def make(kernels: HostKernels) -> AsyncIterator[Make]:  # noqa: F811
         yield made
 
 
+def histogram_count(bench: Any) -> int:
+    """Return how many computations the histogram of their seconds has."""
+    (metric,) = (one for one in bench.metrics.collect() if one.name == "qlinear_kernel_seconds")
+    return int(sum(one.value for one in metric.samples if one.name.endswith("_count")))
+
+
 async def test_of_many_batches_few_are_timed_and_long_rows_are_copied(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(direct, "TIMED_EACH", 3)
     monkeypatch.setattr(direct, "COPIED_ROW_BYTES", 1)
     bench = make(max_batch_rows=1)
-    seen: list[float | None] = []
+    seen: list[bool] = []
     count = bench.metrics.batch_finished
 
     def finished(layer: str, **told: Any) -> None:
-        seen.append(told["kernel_seconds"])
-        assert bool(told["transfers"]) == (seen[-1] is not None)
+        seen.append(told["is_timed"])
+        assert bool(told["transfers"]) == seen[-1]
         count(layer, **told)
 
     monkeypatch.setattr(bench.metrics, "batch_finished", finished)
@@ -52,11 +58,12 @@ async def test_of_many_batches_few_are_timed_and_long_rows_are_copied(
         check(outcome, rows(1), PLAIN_NAME)
         assert outcome.kernel_nanoseconds > 0, "of another batch, where it was not timed itself"
     await bench.all_left()
-    assert seen[0] is not None, "the first is alone"
-    assert 10 <= sum(one is None for one in seen) <= 28, "two of three of those that are not"
+    assert seen[0], "the first is alone"
+    assert 10 <= seen.count(False) <= 28, "two of three of those that are not"
     assert 20 <= bench.library.fake_part_copies() < 40, "a lone batch is scattered by a kernel"
     (live,) = bench.metrics.live()
-    assert live.launches == sum(one is not None for one in seen)
+    assert live.launches == len(seen), "those that were not timed count, too"
+    assert histogram_count(bench) == seen.count(True)
 
 
 @pytest.mark.parametrize("all_timed", [True, False])
@@ -73,7 +80,8 @@ async def test_servers_time_few_of_many_and_copy_no_short_rows(
         check((await one)[0], rows(1), PLAIN_NAME)
     await bench.all_left()
     (live,) = bench.metrics.live()
-    assert live.launches == 20 if all_timed else 1 <= live.launches < 10
+    assert live.launches == 20
+    assert histogram_count(bench) == 20 if all_timed else 1 <= histogram_count(bench) < 10
     assert bench.library.fake_part_copies() == 0
 
 
