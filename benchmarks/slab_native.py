@@ -25,6 +25,7 @@ from qlinear_service.config import (
 from qlinear_service.dispatch.abi import limits_of
 from qlinear_service.dtypes import DType
 from qlinear_service.engine import WorkerThread
+from qlinear_service.gpu import direct
 from qlinear_service.gpu.direct import DirectEngine
 from qlinear_service.gpu.engine import GpuEngine
 from qlinear_service.gpu.room import rows_of_batches
@@ -38,7 +39,6 @@ SLAB_BYTES = 1 << 30
 MOST_SLOTS = 8192
 """Calls that wait or run; beyond it the producer refuses them, as the slab is its to give."""
 LONE_SECONDS = 0.5
-LIGHT_TIMED_EACH, LIGHT_COPIED_ROW_BYTES = 8, 32 << 10
 LONE_GAPS = {"at once": 0.0, "after 1 ms": 1e-3}
 
 
@@ -128,8 +128,8 @@ class NativeFeed:
             spare=variant.spare,
             row_blocks=variant.blocks,
             spinning=variant.spinning,
-            timed_each=LIGHT_TIMED_EACH if variant.is_light else 1,
-            copied_row_bytes=LIGHT_COPIED_ROW_BYTES if variant.is_light else 0,
+            timed_each=direct.TIMED_EACH if variant.is_light else 1,
+            copied_row_bytes=direct.COPIED_ROW_BYTES if variant.is_light else 0,
             lanes=variant.lanes,
         )
         self._direct.teach(self._layer, DType.F16, DType.F16)

@@ -22,7 +22,7 @@ class Variant(NamedTuple):
     spinning: int = 1
     """Threads: who sends batches sees how they end, or two share that."""
     is_light: bool = False
-    """One batch in eight is timed, and long results go out by the copy engine."""
+    """As servers do, few batches are timed and long results go out by the copy engine."""
     lanes: int = 1
     """Streams that products take in turn."""
 

@@ -214,8 +214,8 @@ typedef struct ql_cuda_batch {
 int ql_cuda_copies_parts(int device);
 
 // Puts a batch on its way without waiting for any of it. After a failure nothing of the steps
-// behind it was asked for, so that results were written nowhere; but with copies_parts some may
-// have been.
+// behind it was asked for, so that results were written nowhere; but after QL_PART_WRITTEN, of
+// copies_parts alone, some may have been.
 int ql_cuda_run_batch(const ql_cuda_batch* batch);
 
 // Waits until the rows are out, for at most `nanoseconds`, or for as long as it takes without

@@ -25,6 +25,7 @@ typedef enum ql_status {
   QL_WORKSPACE = 12,        // the workspace is null, misaligned or smaller than the plan needs
   QL_CUDA_ERROR = 13,       // a CUDA call failed; ql_cuda_error_text() says which and where
   QL_BAD_DESCRIPTION = 14,  // a plan was asked for on a ql_cuda_device that no GPU can be
+  QL_PART_WRITTEN = 15,     // the same as QL_CUDA_ERROR, when some results may have been written
 } ql_status;
 
 typedef enum ql_dtype { QL_F16 = 1, QL_BF16 = 2, QL_F32 = 3 } ql_dtype;

@@ -33,6 +33,8 @@ extern "C" const char* ql_status_text(int status) {
       return "the workspace is null, misaligned or smaller than the plan needs";
     case QL_CUDA_ERROR:
       return "a CUDA call failed";
+    case QL_PART_WRITTEN:
+      return "a CUDA call failed when some results may have been written";
     case QL_BAD_DESCRIPTION:
       return "no GPU is as described: compute capability, multiprocessors (65536 at most) and "
              "shared memory must be above 0, a thread block's no more than a multiprocessor's";

@@ -67,6 +67,7 @@ class Steps {
   int run() {
     // Before the rows move: they take some microseconds, in which the host gets ahead of the device
     // again. Else the device waits for it between the first event of the product and the product.
+    // A chain cannot be prepared: what its later launches cost the host lies between its events.
     Product product(*batch_.product, batch_.launch);
     int status = is_chain() ? QL_OK : product.prepare();
     if (status == QL_OK) status = in();
@@ -154,7 +155,7 @@ class Steps {
     }
     const int begun = guard.begin();
     if (begun != QL_OK) return begun;
-    return guard.finish(copies.launch(guard.stream()));
+    return guard.finish(copies.launch(guard.stream())) == QL_OK ? QL_OK : QL_PART_WRITTEN;
   }
 
   // Lets `stream` go on after `event`.

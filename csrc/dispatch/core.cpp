@@ -88,6 +88,15 @@ bool Core::has_begun(uint64_t sequence) {
   return queue_.has_begun(sequence);
 }
 
+void Core::host_joins(uint64_t number) {
+  const Lock lock = locked();
+  const auto found = hosted_.find(number);
+  if (found == hosted_.end() || found->second->has_joined) return;
+  found->second->has_joined = true;
+  set_running(running_ - 1);
+  changed();
+}
+
 void Core::host_done(uint64_t number) {
   const Lock lock = locked();
   const auto found = hosted_.find(number);
@@ -97,8 +106,8 @@ void Core::host_done(uint64_t number) {
   if (running->has_failed) --faults_;
   if (running->stage != nullptr) sender_.give_back(running->stage);
   for (const Part& part : running->batch.parts) leave(part.entry);
+  if (!running->has_joined) set_running(running_ - 1);
   spare_.push_back(std::move(running));
-  set_running(running_ - 1);
   publish();
   changed();
   tell();

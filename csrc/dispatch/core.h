@@ -34,6 +34,7 @@ class Core {
   int64_t drain(ql_completion* out, int64_t capacity);
   bool cancel(uint64_t sequence);  // true: nothing will touch the slot again
   bool has_begun(uint64_t sequence);
+  void host_joins(uint64_t number);
   void host_done(uint64_t number);
   void add_plan(int32_t form, int x_dtype, int y_dtype, int64_t rows, const ql_cuda_plan& plan);
   const int64_t* rows_left() const { return reinterpret_cast<const int64_t*>(rows_left_.data()); }
@@ -56,7 +57,8 @@ class Core {
     const ql_cuda_plan* plan;
     Manner manner;
     bool has_failed;
-    bool has_more;  // the next one is the host's, too, and another layer of the same calls
+    bool has_more;    // the next one is the host's, too, and another layer of the same calls
+    bool has_joined;  // another one, which the host computes together with it: it takes no place
   };
   using RunningPtr = std::unique_ptr<Running>;
   // When a layer's batch was timed last: so many batches ago, and what came of it.

@@ -75,7 +75,7 @@ Core::RunningPtr Core::new_running() {
 void Core::begin(RunningPtr running, double now) {
   running->number = ++numbers_;
   running->began = now;
-  running->has_failed = running->has_more = false;
+  running->has_failed = running->has_more = running->has_joined = false;
   for (const Part& part : running->batch.parts) {
     Entry& entry = *part.entry;
     ++entry.running;
@@ -83,9 +83,9 @@ void Core::begin(RunningPtr running, double now) {
     if (part.start == 0) entry.waited = std::max(now - entry.item.enqueued_at, 0.0);
   }
   running->manner.is_alone = running_ == 0 && queue_.rows() == 0;
-  running->manner.is_timed = is_to_be_timed(*running);
   running->plan = sender_.plan_of(running->batch);
   running->stage = running->plan == nullptr ? nullptr : sender_.take_stage();
+  running->manner.is_timed = running->stage != nullptr && is_to_be_timed(*running);
   chain_.push_back(std::move(running));
   set_running(running_ + 1);
 }
@@ -122,9 +122,8 @@ void Core::send(Lock& lock, RunningPtr running) {
     return;
   }
   fail(*running);
-  // Of several copies some may be on their way, over activations.
-  const bool may_be_written = running->stage->batch.copies_parts != 0;
-  hand_over(std::move(running), may_be_written ? QL_BATCH_GONE : QL_BATCH_FAILED, status);
+  hand_over(std::move(running), status == QL_PART_WRITTEN ? QL_BATCH_GONE : QL_BATCH_FAILED,
+            status);
 }
 
 // Ends the oldest batch on the device.

@@ -48,6 +48,10 @@ int ql_dispatch_has_begun(ql_dispatch* dispatch, uint64_t sequence) {
   return dispatch->core.has_begun(sequence);
 }
 
+void ql_dispatch_host_joins(ql_dispatch* dispatch, uint64_t batch) {
+  dispatch->core.host_joins(batch);
+}
+
 void ql_dispatch_host_done(ql_dispatch* dispatch, uint64_t batch) {
   dispatch->core.host_done(batch);
 }

@@ -111,8 +111,13 @@ void Sender::fill(const Batch& batch, Stage& stage, const ql_cuda_plan* plan, Ma
   product.x_row_stride = row_stride(product.k);
   product.y_row_stride = product.n;
   const auto count = static_cast<int64_t>(stage.parts.size());
-  // Alone, a batch has all multiprocessors.
-  const auto [x_blocks, y_blocks] = alone ? Blocks{} : blocks_of(product, first);
+  const int64_t row_bytes = product.n * item_bytes(first.y_dtype);
+  const bool copies = !alone && options_.copied_row_bytes > 0 && count <= kMostCopies &&
+                      row_bytes >= options_.copied_row_bytes;
+  // Alone, a batch has all multiprocessors; results that are copied need none.
+  const auto [x_blocks, y_blocks] = alone    ? Blocks{}
+                                    : copies ? Blocks{options_.row_blocks, 0}
+                                             : blocks_of(product, first);
   ql_cuda_batch& out = stage.batch = {};
   out.product = &product;
   out.x = {
@@ -148,9 +153,7 @@ void Sender::fill(const Batch& batch, Stage& stage, const ql_cuda_plan* plan, Ma
     out.launch.stop_event = memory.kernel_done;
     out.out_stop = memory.out_done;
   }
-  const int64_t row_bytes = product.n * item_bytes(first.y_dtype);
-  out.copies_parts = !alone && options_.copied_row_bytes > 0 && count <= kMostCopies &&
-                     row_bytes >= options_.copied_row_bytes;
+  out.copies_parts = copies;
 }
 
 // By the bytes that each moves: one of each may run at a time, and both have to do with what the

@@ -94,14 +94,14 @@ class _Second:
 class _Series:
     """All of one shape and m: series for ever, and a ring of seconds."""
 
-    __slots__ = ("busy_seconds", "last_seconds", "nbytes", "ring", "seconds")
+    __slots__ = ("busy_seconds", "last_floor", "last_seconds", "nbytes", "ring", "seconds")
 
     def __init__(self, families: Mapping[str, Family], labels: tuple[str, ...]) -> None:
         self.seconds = families["qlinear_kernel_seconds"].histogram(*labels)
         self.nbytes = families["qlinear_kernel_bytes_total"].number(*labels)
         self.busy_seconds = families["qlinear_kernel_busy_seconds_total"].number(*labels)
         self.ring = [_Second(-WINDOW_SECONDS)] * WINDOW_SECONDS
-        self.last_seconds = 0.0
+        self.last_seconds = self.last_floor = 0.0
         """Of the last one that was timed."""
 
     def second(self, second: int) -> _Second:
@@ -158,17 +158,21 @@ class Launches:
             products: multiply-adds.
             seconds: what it took.
             is_timed: that was measured. Else it counts with what the last one of its shape and m
-                took that was, or with `seconds` before there is one.
+                took that was, as its floor is longer or shorter, or with `seconds` before there is
+                one.
             share: of the batch's results, that this device computes.
         """
         series = self._series.get((shape, m))
         if series is None:
             series = self._series[shape, m] = _Series(self._families, (shape, m, self._device))
+        floor = 0.0
+        if self.roofline is not None:
+            floor = self.roofline.floor_seconds(nbytes, products)
         if is_timed:
             series.seconds.observe(seconds)
-            series.last_seconds = seconds
-        else:
-            seconds = series.last_seconds or seconds
+            series.last_seconds, series.last_floor = seconds, floor
+        elif series.last_seconds:
+            seconds = series.last_seconds * (floor / series.last_floor if floor else 1)
         series.nbytes.value += nbytes
         series.busy_seconds.value += seconds
         now = series.second(int(self._clock()))
@@ -177,8 +181,7 @@ class Launches:
         now.rows += rows * share
         now.nbytes += nbytes
         now.busy_seconds += seconds
-        if self.roofline is not None:
-            now.floor_seconds += self.roofline.floor_seconds(nbytes, products)
+        now.floor_seconds += floor
 
     def live(self) -> Iterator[Live]:
         """Yield what ran in the last seconds, for each shape and m that did."""

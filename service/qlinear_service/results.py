@@ -36,7 +36,8 @@ class Outcome(NamedTuple):
     queue_nanoseconds: int
     """From its entry into the queue to its first batch."""
     kernel_nanoseconds: int
-    """Of all batches that it was part of."""
+    """Of all batches that it was part of; of one that was not timed, what the layer's last one took
+    that was."""
     batches: tuple[BatchTrace, ...] = ()
     """Those batches, if its call is traced."""
 

@@ -165,8 +165,9 @@ int ql_cuda_run_batch(const ql_cuda_batch* batch) {
   if (status != QL_OK) return status;
   if (batch->y_host == nullptr && batch->copies_parts != 0) {
     ++fake.part_copies;
-    return fake.failing_scatters > 0 ? ql_cuda_scatter_rows(&y, &batch->launch)
-                                     : move_rows(y, true);
+    if (fake.failing_scatters == 0) return move_rows(y, true);
+    ql_cuda_scatter_rows(&y, &batch->launch);
+    return QL_PART_WRITTEN;
   }
   if (batch->y_host == nullptr) return ql_cuda_scatter_rows(&y, &batch->launch);
   ++fake.copies;

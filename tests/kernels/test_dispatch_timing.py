@@ -85,6 +85,26 @@ async def test_servers_time_few_of_many_and_copy_no_short_rows(
     assert bench.library.fake_part_copies() == 0
 
 
+@pytest.mark.parametrize("copied", [0, 1])
+async def test_what_fails_before_results_are_copied_is_tried_call_by_call(
+    make: Make, monkeypatch: pytest.MonkeyPatch, copied: int
+) -> None:
+    monkeypatch.setattr(direct, "COPIED_ROW_BYTES", copied)
+    bench = make(max_batches_in_flight=2)
+    bench.library.fake_hang(1)
+    told = [bench.call(rows(0))]
+    await asyncio.sleep(0.01)
+    told.append(bench.call(rows(1)))
+    await asyncio.sleep(0.01)
+    told += [bench.call(rows(seed)) for seed in range(2, 6)]  # one batch, when there is room
+    await asyncio.sleep(0.05)
+    bench.library.fake_fail(1)
+    bench.library.fake_hang(0)
+    for seed, one in enumerate(told):
+        check((await one)[0], rows(seed), PLAIN_NAME)
+    await bench.all_left()
+
+
 async def test_what_fails_while_results_are_copied_is_not_tried_on_what_they_may_lie_over(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

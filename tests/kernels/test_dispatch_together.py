@@ -94,6 +94,35 @@ async def test_calls_that_wait_together_are_one_chain(make: Make) -> None:
     await bench.all_left()
 
 
+async def test_a_group_takes_one_place_among_those_that_may_run(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make(max_batch_rows=1, max_batches_in_flight=3)
+    runs: Any = bench.batcher._runs  # type: ignore[attr-defined]
+    run, now, most = runs._together.run_together, 0, 0
+
+    async def counted(batches: Any) -> Any:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        try:
+            return await run(batches)
+        finally:
+            now -= 1
+
+    monkeypatch.setattr(runs._together, "run_together", counted)
+    bench.library.fake_hang(1)
+    told = [bench.call(rows(seed), *NAMES) for seed in range(6)]
+    await asyncio.sleep(0.1)
+    assert (now, most) == (3, 3)
+    bench.library.fake_hang(0)
+    for seed, one in enumerate(told):
+        for name, outcome in zip(NAMES, await one, strict=True):
+            check(outcome, rows(seed), name)
+    assert most == 3
+    await bench.all_left()
+
+
 async def test_what_does_not_go_together_is_computed_as_before(make: Make) -> None:
     bench = make()
     heads, before = heads_of(bench), counts(bench)[1]

@@ -187,25 +187,6 @@ def test_bytes_and_seconds_of_computations_are_exact() -> None:
     assert value(samples, "qlinear_queue_seconds_sum", shape=UP.shape) == pytest.approx(6e-3)
 
 
-def test_what_was_not_timed_counts_with_the_time_of_the_last_one_like_it() -> None:
-    metrics = metrics_of(UP)
-    for rows, seconds, is_timed in (
-        *((1, 0.5, False), (1, 0.25, True), (1, 0.5, False), (1, 0.125, True)),
-        *((16, 1.0, True), (1, 1.0, False)),
-    ):
-        compute(metrics, "m/up", rows, seconds, is_timed=is_timed)
-    samples = scrape(metrics)
-    for m, launches, timed, busy in (
-        ("1", 5, 2, 0.5 + 0.25 + 0.25 + 0.125 + 0.125),
-        ("16", 1, 1, 1),
-    ):
-        labels = {"shape": UP.shape, "m": m, "device": "cpu"}
-        assert value(samples, "qlinear_kernel_seconds_count", **labels) == timed
-        assert value(samples, "qlinear_kernel_busy_seconds_total", **labels) == busy
-        nbytes = launches * (16 * 8 // 2 + 2 * 16 + int(m) * (8 * 2 + 16 * 4))
-        assert value(samples, "qlinear_kernel_bytes_total", **labels) == nbytes
-
-
 def test_the_window_forgets_after_ten_seconds() -> None:
     now = 100.5
     metrics = metrics_of(UP, roofline=ROOFLINE, clock=lambda: now)

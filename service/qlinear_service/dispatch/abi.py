@@ -194,6 +194,7 @@ DISPATCH_FUNCTIONS: Functions = {
     "ql_dispatch_drain": (ctypes.c_int64, (_HANDLE, ctypes.c_void_p, ctypes.c_int64)),
     "ql_dispatch_cancel": (ctypes.c_int, (_HANDLE, ctypes.c_uint64)),
     "ql_dispatch_has_begun": (ctypes.c_int, (_HANDLE, ctypes.c_uint64)),
+    "ql_dispatch_host_joins": (None, (_HANDLE, ctypes.c_uint64)),
     "ql_dispatch_host_done": (None, (_HANDLE, ctypes.c_uint64)),
     "ql_dispatch_rows_left": (ctypes.POINTER(ctypes.c_int64), (_HANDLE,)),
     "ql_dispatch_oldest": (ctypes.c_double, (_HANDLE,)),

@@ -212,6 +212,8 @@ class DispatchBatcher:
         (numbers, batches), self._chain = zip(*self._chain, strict=True), []
         run = self._engine.run
         if self._runs.goes_together(batches):
+            for number in numbers[1:]:
+                self._native.host_joins(number)
             self._hosted.start(self._serve(numbers, self._runs.serve_together(batches)))
             return
         for number, each in zip(numbers, batches, strict=True):

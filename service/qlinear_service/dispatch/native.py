@@ -109,6 +109,11 @@ class NativeDispatch:
         """Say whether any row of an item has been taken, or it left in another way."""
         return self.is_closed or bool(self._library.ql_dispatch_has_begun(self._handle, sequence))
 
+    def host_joins(self, batch: int) -> None:
+        """Give back the place of a batch that the host computes in one with another one."""
+        if not self.is_closed:
+            self._library.ql_dispatch_host_joins(self._handle, batch)
+
     def host_done(self, batch: int) -> None:
         """End a batch that was left to the host."""
         if not self.is_closed:

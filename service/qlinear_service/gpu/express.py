@@ -221,7 +221,7 @@ class Express:
         if count > 1:
             batch.products_count = count
             length = kernels.library.ql_cuda_chain_length(batch.product, count, kernels.info)
-            if length and not kernels.batch_invariant:
+            if length == count and not kernels.batch_invariant:
                 return ()
         plans: list[CudaPlan] = [
             kernels.plan(layer, rows, x_dtype, y_dtype) for layer, y_dtype in products

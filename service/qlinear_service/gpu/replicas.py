@@ -39,8 +39,8 @@ class ReplicaRunner:
         return _named(name, await self._on(name, self._engines[name].run(batch)))
 
     def goes_together(self, batches: Sequence[Batch]) -> bool:
-        """Say whether the engine that would get `batches` takes them as one; all hold the same."""
-        return self._engines[self._free_first()].goes_together(batches)
+        """Say whether any engine, whichever is free then, takes `batches` as one."""
+        return all(engine.goes_together(batches) for engine in self._engines.values())
 
     async def run_together(self, batches: Sequence[Batch]) -> list[BatchResult]:
         """Do what `run` does for batches that `goes_together`, all on one engine."""

@@ -48,6 +48,7 @@ class Status(IntEnum):
     WORKSPACE = 12
     CUDA_ERROR = 13
     BAD_DESCRIPTION = 14
+    PART_WRITTEN = 15
 
 
 class CudaFlag(IntFlag):
