@@ -181,8 +181,8 @@ int64_t ql_dispatch_drain(ql_dispatch* dispatch, ql_completion* out, int64_t cap
 int ql_dispatch_cancel(ql_dispatch* dispatch, uint64_t sequence);
 int ql_dispatch_has_begun(ql_dispatch* dispatch, uint64_t sequence);
 
-// Says that the host computes a batch in one with another one, so that it takes no place among those
-// that may run.
+// Says that the host computes a batch in one with another one, so that it takes no place among
+// those that may run.
 void ql_dispatch_host_joins(ql_dispatch* dispatch, uint64_t batch);
 
 // Ends a batch that the host has computed, or given up.
