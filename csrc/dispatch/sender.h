@@ -44,8 +44,9 @@ class Sender {
   Stage* take_stage();  // null: all are in use
   void give_back(Stage* stage) { free_.push_back(stage); }
 
-  // A ql_status; the batch is on its way, or none of its results will be written anywhere. One
-  // thread at a time: of what may change it looks at nothing but the lanes, which are its own.
+  // A ql_status; the batch is on its way, or none of its results will be written anywhere, but for
+  // QL_PART_WRITTEN. One thread at a time: of what may change it looks at nothing but the lanes,
+  // which are its own.
   int send(const Batch& batch, Stage& stage, const ql_cuda_plan* plan, Manner manner);
 
   // A ql_status, and whether it has ended; waits for as long as it takes if `nanoseconds` is
