@@ -11,13 +11,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from dispatch_bench import DENSE, PLAIN, SECOND
-from fake_cuda import HostKernels, build_fake
+from fake_cuda import HostKernels
 from rich.console import Console
 from slab_native import FeedResult, NativeFeed, measure_native
 from slab_report import print_native
 from slab_together import Group, compare_together, print_together
 from slab_variant import STANDARD, Variant
-from test_cuda_streams import kernels  # noqa: F401 - a fixture
 
 from qlinear_service.cost import CostCurve, Steps
 from qlinear_service.gpu.streams import CudaStreams
@@ -27,13 +26,8 @@ from qlinear_service.layers import LayerRegistry
 from qlinear_service.loaded import Loaded
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_fake(tmp_path_factory.mktemp("fake"))
-
-
 @pytest.fixture
-def loaded(kernels: HostKernels) -> Iterator[Loaded]:  # noqa: F811
+def loaded(kernels: HostKernels) -> Iterator[Loaded]:
     kernels.library.fake_rows_reset()
     steps = tuple(Steps(rows, 0.0, cost, 0.0) for rows, cost in ((1, 1e-3), (8, 1e-3), (16, 2e-3)))
     yield Loaded(
@@ -78,7 +72,7 @@ def test_a_wrong_result_is_noticed(feed: NativeFeed) -> None:
 
 def test_what_comes_back_is_an_error_of_the_benchmark(
     feed: NativeFeed,
-    kernels: HostKernels,  # noqa: F811
+    kernels: HostKernels,
 ) -> None:
     kernels.library.fake_fail(1)
     with pytest.raises(RuntimeError, match="1 calls came back: linear: pretended failure"):
@@ -172,7 +166,7 @@ def test_a_variant_says_all_that_servers_may_do_otherwise(loaded: Loaded, tmp_pa
 
 def test_layers_of_a_call_are_measured_both_ways(
     loaded: Loaded,
-    kernels: HostKernels,  # noqa: F811
+    kernels: HostKernels,
 ) -> None:
     assert isinstance(loaded.gpu, CudaStreams)
     before = int(kernels.library.fake_chains())

@@ -11,9 +11,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from fake_cuda import HostKernels, build_fake
+from fake_cuda import HostKernels
 from random_layers import random_layer
-from test_cuda_streams import LAYERS, kernels  # noqa: F401 - a fixture
+from test_cuda_streams import LAYERS
 
 from qlinear_service.dtypes import DType
 from qlinear_service.errors import EngineLost
@@ -29,11 +29,6 @@ PLAIN, PERMUTED = LAYERS
 SLAB = Way(gather=True, scatter=True)
 PINNED = Way(gather=False, scatter=False)
 K, N = 40, 24
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_fake(tmp_path_factory.mktemp("fake"))
 
 
 class Bench:
@@ -75,7 +70,7 @@ class Bench:
 
 
 @pytest.fixture
-def bench(kernels: HostKernels) -> Iterator[Bench]:  # noqa: F811
+def bench(kernels: HostKernels) -> Iterator[Bench]:
     made = Bench(kernels)
     yield made
     made.library.fake_rows_reset()

@@ -8,20 +8,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from fake_cuda import HostKernels, build_fake
+from fake_cuda import HostKernels
 from random_layers import random_layer
-from test_cuda_streams import kernels  # noqa: F401 - a fixture
 
 from qlinear_service.dtypes import DType
 from qlinear_service.kernels.cuda_abi import CudaPlan
 from qlinear_service.kernels.packing import pack
 
 LAYER = pack(random_layer(n=70, k=200))
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_fake(tmp_path_factory.mktemp("fake"))
 
 
 @pytest.mark.parametrize(
@@ -38,7 +32,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_plans_leave_multiprocessors_where_they_do_not_anyway(
-    kernels: HostKernels,  # noqa: F811
+    kernels: HostKernels,
     monkeypatch: pytest.MonkeyPatch,
     ctas: int,
     left: int,
@@ -69,7 +63,7 @@ def test_plans_leave_multiprocessors_where_they_do_not_anyway(
 
 @pytest.mark.parametrize("left", [-1, 132, 200])
 def test_products_must_have_a_multiprocessor(
-    kernels: HostKernels,  # noqa: F811
+    kernels: HostKernels,
     left: int,
 ) -> None:
     kernels.leave(131)

@@ -14,7 +14,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 import gpus_together
 from fake_cuda import HostKernels
 from several_gpus import LAYERS
-from test_cuda_streams import kernels, library  # noqa: F401 - fixtures
 from two_gpus import (
     GIB,
     NAMES,
@@ -117,7 +116,7 @@ async def test_memory_is_let_go_of_when_all_have(gpus: HostKernels) -> None:
 
 def test_who_has_registered_what_is_counted(gpus: HostKernels) -> None:
     """By the code of the real library, csrc/cuda/registered.h."""
-    library, memory = gpus.library, torch.zeros(64, dtype=torch.uint8)  # noqa: F811
+    library, memory = gpus.library, torch.zeros(64, dtype=torch.uint8)
     address = memory.data_ptr()
 
     def statuses(*calls: tuple[str, int, int]) -> list[int]:

@@ -14,7 +14,6 @@ from fake_cuda import HostKernels
 from measured_layers import Samples, scrape, value
 from running_server import WAIT_SECONDS, quick_config
 from several_gpus import LAYERS, K, draw
-from test_cuda_streams import kernels, library  # noqa: F401 - fixtures
 from two_gpus import (
     NAMES,
     ROOFLINE,

@@ -11,7 +11,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from fake_cuda import HostKernels, HostStream, build_fake, pretend_streams
+from fake_cuda import HostKernels, HostStream
 from random_layers import random_layer, unquantized_layer
 
 from qlinear_service.batching import Batch, BatchKey, Part, WorkItem
@@ -24,20 +24,6 @@ from qlinear_service.layers import LayerRegistry
 from qlinear_service.slots import Slab
 
 LAYERS = [pack(random_layer(n=24, k=40, group_size=32, permuted=p)) for p in (False, True)]
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_fake(tmp_path_factory.mktemp("fake"))
-
-
-@pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch, library: Path) -> Iterator[HostKernels]:
-    pretend_streams(monkeypatch)
-    made = HostKernels(library)
-    made.library.fake_reset()
-    yield made
-    made.library.fake_reset()
 
 
 def run(engine: GpuEngine, slab: Slab, name: str, x: torch.Tensor) -> torch.Tensor:

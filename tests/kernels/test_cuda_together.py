@@ -10,10 +10,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from fake_cuda import HostKernels, build_fake
+from fake_cuda import HostKernels
 from random_layers import random_layer
 from test_cuda_express import PINNED, Bench
-from test_cuda_streams import kernels  # noqa: F401 - a fixture
 
 from qlinear_service.dtypes import DType
 from qlinear_service.gpu.express import Product, Trip
@@ -34,11 +33,6 @@ PERMUTED = [
 EVEN = [pack(random_layer(n=2112, k=64, group_size=64, seed=seed)) for seed in (1, 2)]
 ONE_GROUP = [pack(random_layer(n=2112, k=64, group_size=-1, seed=seed)) for seed in (1, 2, 3)]
 """Each multiprocessor of the device has as much of them as any other: one launch."""
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_fake(tmp_path_factory.mktemp("fake"))
 
 
 class Group:
@@ -81,7 +75,7 @@ class Group:
 
 
 @pytest.fixture
-def bench(kernels: HostKernels) -> Iterator[Bench]:  # noqa: F811
+def bench(kernels: HostKernels) -> Iterator[Bench]:
     made = Bench(kernels)
     yield made
     made.library.fake_rows_reset()

@@ -3,7 +3,6 @@
 import asyncio
 import ctypes
 import sys
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,27 +20,14 @@ from dispatch_bench import (
     DispatchBench,
     Make,
     check,
-    dispatch_benches,
     rows,
 )
-from fake_cuda import HostKernels, build_fake
-from test_cuda_streams import kernels  # noqa: F401 - a fixture
+from fake_cuda import HostKernels
 
 from qlinear_service.dtypes import DType
 from qlinear_service.errors import DeadlineExceeded, Overloaded
 from qlinear_service.gpu.direct import LEAST_TO_SPARE, SPARE, TAUGHT_ROWS
 from qlinear_service.kernels.cuda_abi import CudaBatch, CudaPlan
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_fake(tmp_path_factory.mktemp("fake"))
-
-
-@pytest.fixture
-async def make(kernels: HostKernels) -> AsyncIterator[Make]:  # noqa: F811
-    async with dispatch_benches(kernels) as made:
-        yield made
 
 
 async def test_a_lone_call_is_on_its_way_in_the_same_turn(make: Make) -> None:
@@ -184,7 +170,7 @@ async def test_beside_others_rows_move_on_the_multiprocessors_that_products_leav
 
 async def test_a_small_device_and_batch_invariant_products_leave_nothing(
     make: Make,
-    kernels: HostKernels,  # noqa: F811
+    kernels: HostKernels,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kernels.info, "sm_count", LEAST_TO_SPARE - 1)

@@ -10,9 +10,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from dispatch_bench import LAYERS, PLAIN_NAME
-from fake_cuda import HostKernels, build_fake
+from fake_cuda import HostKernels
 from measured_layers import metrics_of
-from test_cuda_streams import kernels  # noqa: F401 - a fixture
 
 from qlinear_service.batcher import Batcher
 from qlinear_service.config import BatchingConfig, KernelConfig, ServiceConfig
@@ -28,12 +27,7 @@ from qlinear_service.runners import Batching, new_batching
 from qlinear_service.slots import Slab
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_fake(tmp_path_factory.mktemp("fake"))
-
-
-def batching_of(kernels: HostKernels, **batching: Any) -> Batching:  # noqa: F811
+def batching_of(kernels: HostKernels, **batching: Any) -> Batching:
     metrics = metrics_of()
     metrics.layers = {PLAIN_NAME: LAYERS[PLAIN_NAME]}
     return new_batching(
@@ -52,7 +46,7 @@ def batching_of(kernels: HostKernels, **batching: Any) -> Batching:  # noqa: F81
 
 @pytest.mark.parametrize(("asked", "most"), [(0, STAGES), (1, 1), (5, 5)])
 async def test_a_slab_that_cannot_be_registered_leaves_pythons_number_of_batches(
-    kernels: HostKernels,  # noqa: F811
+    kernels: HostKernels,
     caplog: pytest.LogCaptureFixture,
     asked: int,
     most: int,
@@ -70,7 +64,7 @@ async def test_a_slab_that_cannot_be_registered_leaves_pythons_number_of_batches
 
 
 async def test_a_slab_that_is_registered_has_the_dispatchers_number(
-    kernels: HostKernels,  # noqa: F811
+    kernels: HostKernels,
 ) -> None:
     kernels.library.fake_rows_reset()
     made = batching_of(kernels)

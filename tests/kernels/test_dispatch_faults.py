@@ -2,30 +2,16 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from dispatch_bench import PLAIN_NAME, DispatchBench, Make, Told, check, dispatch_benches, rows
-from fake_cuda import HostKernels, build_fake
-from test_cuda_streams import kernels  # noqa: F401 - a fixture
+from dispatch_bench import PLAIN_NAME, DispatchBench, Make, Told, check, rows
 
 from qlinear_service.dispatch import batcher as dispatch_batcher
 from qlinear_service.errors import EngineFailure, EngineLost, Unavailable
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_fake(tmp_path_factory.mktemp("fake"))
-
-
-@pytest.fixture
-async def make(kernels: HostKernels) -> AsyncIterator[Make]:  # noqa: F811
-    async with dispatch_benches(kernels) as made:
-        yield made
 
 
 async def batch_of(bench: DispatchBench, count: int) -> list[Told]:

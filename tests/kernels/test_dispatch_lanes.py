@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,11 +16,9 @@ from dispatch_bench import (
     DispatchBench,
     Make,
     check,
-    dispatch_benches,
     rows,
 )
-from fake_cuda import HostKernels, build_fake
-from test_cuda_streams import kernels  # noqa: F401 - a fixture
+from fake_cuda import HostKernels
 
 from qlinear_service.errors import EngineFailure
 from qlinear_service.gpu import direct
@@ -31,21 +28,10 @@ from qlinear_service.kernels.cuda_abi import CudaBatch
 FLIGHT = 12
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_fake(tmp_path_factory.mktemp("fake"))
-
-
 @pytest.fixture
 def two(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct, "LANES", 2)
     monkeypatch.setattr(direct, "TIMED_EACH", 4)
-
-
-@pytest.fixture
-async def make(kernels: HostKernels) -> AsyncIterator[Make]:  # noqa: F811
-    async with dispatch_benches(kernels) as made:
-        yield made
 
 
 class Sent(NamedTuple):
@@ -126,7 +112,7 @@ async def test_products_take_turns_and_one_that_is_timed_is_beside_none(make: Ma
 @pytest.mark.parametrize("invariant", [False, True])
 async def test_if_told_so_and_in_batch_invariant_mode_there_is_one_lane(
     make: Make,
-    kernels: HostKernels,  # noqa: F811
+    kernels: HostKernels,
     monkeypatch: pytest.MonkeyPatch,
     invariant: bool,
 ) -> None:
@@ -184,7 +170,7 @@ async def test_beside_what_the_host_computes_there_is_one_lane(
 @pytest.mark.parametrize("lane", [0, 1])
 async def test_after_a_failure_both_workspaces_are_cleared(
     make: Make,
-    kernels: HostKernels,  # noqa: F811
+    kernels: HostKernels,
     lane: int,
 ) -> None:
     bench = make(max_batch_rows=1, max_batches_in_flight=FLIGHT)
@@ -213,7 +199,7 @@ async def test_after_a_failure_both_workspaces_are_cleared(
     await fly(bench)
 
 
-async def test_the_second_lane_is_settled_and_made_once(kernels: HostKernels) -> None:  # noqa: F811
+async def test_the_second_lane_is_settled_and_made_once(kernels: HostKernels) -> None:
     streams = CudaStreams(kernels)
     streams.settle()
     second: Any = streams.second_lane()

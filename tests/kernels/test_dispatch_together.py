@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +17,14 @@ from dispatch_bench import (
     DispatchBench,
     Make,
     check,
-    dispatch_benches,
     rows,
 )
-from fake_cuda import HostKernels, build_fake
-from test_cuda_streams import kernels  # noqa: F401 - a fixture
 
 from qlinear_service.dispatch.abi import Kind
 from qlinear_service.dispatch.native import Ended
 from qlinear_service.errors import EngineFailure
 
 NAMES = (PLAIN_NAME, SECOND_NAME)
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_fake(tmp_path_factory.mktemp("fake"))
-
-
-@pytest.fixture
-async def make(kernels: HostKernels) -> AsyncIterator[Make]:  # noqa: F811
-    async with dispatch_benches(kernels) as made:
-        yield made
 
 
 def counts(bench: DispatchBench) -> tuple[int, int]:

@@ -17,7 +17,6 @@ from fake_cuda import HostKernels
 from packed_files import write_layers
 from running_server import WAIT_SECONDS, decode, quick_config
 from several_gpus import LAYERS, cpu_kernels
-from test_cuda_streams import kernels, library  # noqa: F401 - fixtures
 
 from qlinear.v1 import linear_pb2 as pb
 from qlinear.v1 import linear_pb2_grpc as pb_grpc
@@ -70,8 +69,8 @@ class HostPlace(GpuPlace):
 @pytest.fixture(name="gpus")
 def pretended_gpus(
     monkeypatch: pytest.MonkeyPatch,
-    kernels: HostKernels,  # noqa: F811
-    library: Path,  # noqa: F811
+    kernels: HostKernels,
+    library: Path,
 ) -> HostKernels:
     """Two GPUs; what cannot be pretended is left out."""
     kernels.library.fake_devices(2)
