@@ -10,6 +10,7 @@ import torch
 from fake_gpu import FakeGpu, open_gates
 from measured_layers import metrics_of
 from random_layers import random_layer
+from told import told_by
 
 from qlinear_service.batcher import Batcher
 from qlinear_service.batching import Batch, BatchKey, Part, WorkItem, WorkQueue
@@ -20,7 +21,7 @@ from qlinear_service.kernels import reference
 from qlinear_service.kernels.packing import pack
 from qlinear_service.kernels.torch_types import to_torch
 from qlinear_service.layers import LayerRegistry
-from qlinear_service.results import Answer, Outcome
+from qlinear_service.results import Outcome
 from qlinear_service.roofline import Roofline
 from qlinear_service.slots import Slab, Slot
 
@@ -97,16 +98,7 @@ class Bench:
         )
 
     def call(self, x: torch.Tensor, name: str = NAME) -> asyncio.Future[list[Outcome]]:
-        future: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
-
-        def settle(answer: Answer) -> None:
-            if isinstance(answer, list):
-                future.set_result(answer)
-            else:
-                future.set_exception(answer)
-
-        self.batcher.submit([self.item(x, name)], settle)
-        return future
+        return told_by(self.batcher.submit, [self.item(x, name)])
 
     async def reached(self, step: str, count: int) -> None:
         await asyncio.to_thread(self.gpu.until, step, count)

@@ -10,6 +10,7 @@ from fake_gpu import FakeGpu, open_gates
 from gpu_bench import K
 from measured_layers import metrics_of
 from random_layers import random_layer, unquantized_layer
+from told import told_by
 
 from qlinear_service.batcher import Batcher
 from qlinear_service.batching import Batch, BatchKey, Part, WorkItem, WorkQueue
@@ -22,7 +23,7 @@ from qlinear_service.kernels.packing import pack
 from qlinear_service.kernels.torch_types import to_torch
 from qlinear_service.layers import LayerRegistry, QuantizedLinear
 from qlinear_service.measured import MeasuredDevice
-from qlinear_service.results import Answer, Outcome
+from qlinear_service.results import Outcome
 from qlinear_service.slots import Slab
 
 Q, WIDE, SMALL = "test/q", "test/wide", "test/small"
@@ -94,16 +95,7 @@ class Bench:
         ]  # fmt: skip
 
     def call(self, x: torch.Tensor, *names: str, **more: Any) -> asyncio.Future[list[Outcome]]:
-        future: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
-
-        def settle(answer: Answer) -> None:
-            if isinstance(answer, list):
-                future.set_result(answer)
-            else:
-                future.set_exception(answer)
-
-        self.batcher.submit(self.items(x, *names, **more), settle)
-        return future
+        return told_by(self.batcher.submit, self.items(x, *names, **more))
 
     async def reached(self, step: str, count: int) -> None:
         await asyncio.to_thread(self.gpu.until, step, count)

@@ -10,6 +10,7 @@ import torch
 from fake_cuda import HostKernels
 from measured_layers import metrics_of
 from random_layers import random_layer, unquantized_layer
+from told import Told, told_by
 
 from qlinear_service.batching import BatchKey, WorkItem
 from qlinear_service.config import BatchingConfig, KernelConfig, LimitsConfig, ServiceConfig
@@ -23,7 +24,7 @@ from qlinear_service.kernels.torch_kernels import TorchKernels
 from qlinear_service.kernels.torch_types import to_torch
 from qlinear_service.layers import LayerRegistry
 from qlinear_service.loaded import Loaded
-from qlinear_service.results import Answer, Outcome
+from qlinear_service.results import Outcome
 from qlinear_service.runners import new_batching
 from qlinear_service.slots import Slab
 
@@ -34,8 +35,6 @@ DENSE = pack(unquantized_layer(n=N, k=K, module="dense"))
 SECOND = pack(random_layer(n=N, k=K, group_size=32, module="second", seed=2))
 LAYERS = {layer.spec.name: layer for layer in (PLAIN, ORDERED, DENSE, SECOND)}
 PLAIN_NAME, ORDERED_NAME, DENSE_NAME, SECOND_NAME = LAYERS
-
-Told: TypeAlias = asyncio.Future[list[Outcome]]
 
 
 class DispatchBench:
@@ -103,18 +102,7 @@ class DispatchBench:
         ]  # fmt: skip
 
     def submit(self, items: Sequence[WorkItem]) -> Told:
-        told: Told = asyncio.get_running_loop().create_future()
-
-        def settle(answer: Answer) -> None:
-            if told.done():
-                return
-            if isinstance(answer, list):
-                told.set_result(answer)
-            else:
-                told.set_exception(answer)
-
-        self.batcher.submit(items, settle)
-        return told
+        return told_by(self.batcher.submit, items)
 
     def call(self, x: torch.Tensor, *names: str, **more: Any) -> Told:
         return self.submit(self.items(x, names or (PLAIN_NAME,), **more))

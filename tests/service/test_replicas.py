@@ -9,6 +9,7 @@ import torch
 from fake_gpu import FakeGpu, open_gates
 from measured_layers import metrics_of
 from several_gpus import LAYERS, batch_of, cpu_kernels, draw
+from told import told_by
 
 from qlinear_service.batcher import Batcher
 from qlinear_service.batching import Batch, BatchKey, WorkItem, WorkQueue
@@ -22,7 +23,7 @@ from qlinear_service.kernels.backends import TorchKernels
 from qlinear_service.layers import LayerRegistry
 from qlinear_service.loaded import Loaded, Replica
 from qlinear_service.measured import MeasuredDevice
-from qlinear_service.results import Answer, BatchResult, Outcome
+from qlinear_service.results import BatchResult, Outcome
 from qlinear_service.runners import new_runner
 from qlinear_service.slots import Slab
 
@@ -148,16 +149,7 @@ class Bench:
             self.slab.release(item.slot)
             item.slot = items[0].slot
         self.slab._records[items[0].slot.index].users = len(items)
-        future: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
-
-        def settle(answer: Answer) -> None:
-            if isinstance(answer, list):
-                future.set_result(answer)
-            else:
-                future.set_exception(answer)
-
-        self.batcher.submit(items, settle)
-        return future
+        return told_by(self.batcher.submit, items)
 
     # Not plain layers: torch adds up in an order that depends on the rows of a batch.
     def check(self, outcomes: list[Outcome], x: torch.Tensor, *names: str) -> None:
