@@ -76,7 +76,7 @@ async def test_what_fails_before_results_are_copied_is_tried_call_by_call(
     make: Make, monkeypatch: pytest.MonkeyPatch, copied: int
 ) -> None:
     monkeypatch.setattr(direct, "COPIED_ROW_BYTES", copied)
-    bench = make(max_batches_in_flight=2)
+    bench = make(max_batches_in_flight=2, spins=True)  # one thread: one ends, then one is sent
     bench.library.fake_hang(1)
     told = [bench.call(rows(0))]
     await asyncio.sleep(0.01)
@@ -95,18 +95,21 @@ async def test_what_fails_while_results_are_copied_is_not_tried_on_what_they_may
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(direct, "COPIED_ROW_BYTES", 1)
-    bench = make(max_batch_rows=1)
+    bench = make(max_batches_in_flight=2, spins=True)  # one thread: one ends, then one is sent
     bench.library.fake_hang(1)
-    told = [bench.call(rows(1)) for _ in range(2)]
+    told = [bench.call(rows(0))]
+    await asyncio.sleep(0.01)
+    told.append(bench.call(rows(1)))
     while bench.library.fake_part_copies() < 1:  # the first is alone: a kernel scatters it
         await asyncio.sleep(0.001)
+    told += [bench.call(rows(seed)) for seed in range(2, 6)]  # one batch, when there is room
+    await asyncio.sleep(0.05)
     bench.library.fake_fail_scatters(1)
-    told += [bench.call(rows(1)) for _ in range(3)]
-    while bench.library.fake_part_copies() < 2:
-        await asyncio.sleep(0.001)
     bench.library.fake_hang(0)
-    with pytest.raises(EngineFailure):
-        await told[2]
-    for one in (*told[:2], *told[3:]):
-        check((await one)[0], rows(1), PLAIN_NAME)
+    for seed, one in enumerate(told[:2]):
+        check((await one)[0], rows(seed), PLAIN_NAME)
+    for one in told[2:]:
+        with pytest.raises(EngineFailure):
+            await one
+    check((await bench.call(rows(9)))[0], rows(9), PLAIN_NAME)
     await bench.all_left()
